@@ -80,6 +80,7 @@ RUN pip --python /opt/trainer/bin/python install ${TORCH_INDEX:+--index-url "${T
 WORKDIR /src
 COPY tools/dev/python_protos.py tools/dev/
 COPY proto proto
+COPY LICENSE ./
 COPY client/python client/python
 RUN pip wheel --no-deps -w /tmp/wheel client/python \
  && pip --python /opt/trainer/bin/python install /tmp/wheel/*.whl

@@ -38,10 +38,11 @@ class BuildWithProtos(build_py):
 class SdistWithProtos(sdist):
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)
-        copies = [*(ROOT / PROTOS).glob("*.proto"), ROOT / GENERATOR]
+        copies = [*(ROOT / PROTOS).glob("*.proto"), ROOT / GENERATOR, ROOT / "LICENSE"]
         for source in copies:
             copy = Path(base_dir, source.relative_to(ROOT))
             copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.unlink(missing_ok=True)  # a link's target lies elsewhere
             shutil.copy(source, copy)
 
 

@@ -1,9 +1,11 @@
-"""The package as others install it: a wheel, beside a daemon of its own release and of others.
+"""What others install: two wheels, the client's also beside daemons of other releases.
 
-With DMUOND_FRESH=1 what the wheel needs, torch too, comes from the package index into a fresh
-environment, and pip builds the wheel as it does by default. Without it nothing is downloaded.
+With DMUOND_FRESH=1 what the wheels need comes from the package index into fresh environments, and
+pip builds the client's as it does by default. Without it nothing is downloaded.
 """
 
+import fnmatch
+import importlib.util
 import os
 import re
 import shutil
@@ -15,14 +17,17 @@ from pathlib import Path
 
 import dmuond
 import grpc
+import needs
 import pytest
 import wheel_trainer
 from core_trainer import Trainer, run
+from daemons import program
 from dmuond import _proto
 from dmuond._proto import trainer_pb2
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("client/python", "proto", "tools/dev/python_protos.py")
+BUILD = program("dmuond").parents[1]
+SOURCES = ("client/python", "proto", "tools/dev/python_protos.py", "LICENSE")
 MADE = ("*_pb2.pyi", "descriptors.binpb", ".stamp", "*.egg-info", "__pycache__")
 PATIENCE_S = 120.0
 TORCH_PATIENCE_S = 1500.0
@@ -120,6 +125,8 @@ def test_wheel_has_every_module_and_the_descriptors(wheel):
         for proto in (ROOT / "proto/dmuond/v1").glob("*.proto")
     }
     assert set(contents(wheel, r"^dmuond/")) == kept | made | {"dmuond/_proto/descriptors.binpb"}
+    (licence,) = contents(wheel, r"\.dist-info/licenses/").values()
+    assert licence == (ROOT / "LICENSE").read_bytes()
 
 
 def test_wheel_in_an_environment_of_its_own_trains_as_the_checkout_does(python, address):
@@ -138,7 +145,8 @@ def test_source_distribution_builds_the_same_wheel(checkout, wheel, tmp_path):
     succeed(sys.executable, "-c", script, tmp_path, cwd=checkout / "client/python")
     (archive,) = tmp_path.glob("dmuond-*.tar.gz")
     again = built(archive, tmp_path / "again", "--no-build-isolation")
-    assert contents(again, "^dmuond/") == contents(wheel, "^dmuond/")
+    shipped = "^dmuond/|/licenses/"
+    assert contents(again, shipped) == contents(wheel, shipped)
 
 
 # The oldest of each that pyproject.toml takes, here; on request those between, too. The tests'
@@ -210,6 +218,121 @@ def test_daemon_offers_no_feature_that_it_does_not_have(address):
         answer = stub.Hello(hello, timeout=10)
     known = trainer_pb2.FEATURE_NOT_FINITE | trainer_pb2.FEATURE_CHUNKS
     assert (answer.version, answer.features) == (2, known)
+
+
+# --- the programs ---
+
+PROGRAMS = {"dmuond", "dmuond-lane", "dmuonctl"}
+# What they take from the machine. Debian 12 and Ubuntu 24.04 have these from the start.
+OF_THE_MACHINE = {
+    "libc.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+    "ld-linux-x86-64.so.2",
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Path:
+    needs.program("patchelf", "./dev setup")
+    folder = tmp_path_factory.mktemp("engine")
+    succeed(sys.executable, ROOT / "tools/wheel/engine.py", BUILD, folder, env=alone())
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, engine, tmp_path_factory) -> Path:
+    """The programs' folder of an environment with both wheels, which is all that PATH has."""
+    return environment(tmp_path_factory.mktemp("both"), wheel, engine).parent
+
+
+def package_of(installed: Path) -> Path:
+    (package,) = installed.parent.glob("lib/python*/site-packages/dmuond_engine")
+    return package
+
+
+def on_path(installed: Path) -> dict[str, str]:
+    return alone() | {"PATH": str(installed)}
+
+
+def test_both_wheels_are_all_that_a_training_script_needs(installed):
+    script = ROOT / "client/python/examples/train.py"
+    told = succeed("dmuonctl", "run", "--", "python", script, env=on_path(installed))
+    assert "step 200: loss 0." in told
+
+
+def test_no_python_stays_and_signals_are_as_they_were(installed):
+    signals = "/bin/grep SigIgn /proc/self/status"
+    script = f"/bin/readlink /proc/$PPID/exe; {signals}"
+    told = succeed("dmuonctl", "run", "--", "/bin/sh", "-c", script, env=on_path(installed))
+    who, ignored = told.splitlines()
+    assert who == str(package_of(installed) / "bin/dmuonctl")
+    assert ignored == succeed(*signals.split()).strip()
+
+
+def test_engine_brings_every_library_that_a_machine_may_lack(installed):
+    package = package_of(installed)
+    for name in PROGRAMS:
+        lines = succeed("ldd", package / "bin" / name, env=alone()).splitlines()
+        found = dict(line.split()[::2] for line in lines if "=>" in line)
+        others = {n: Path(path).resolve() for n, path in found.items() if n not in OF_THE_MACHINE}
+        assert others == {n: package / "lib" / n for n in others}
+        assert "libprotobuf.so.32" in others
+
+
+def test_engine_says_what_it_is_and_for_which_machines(engine):
+    assert re.fullmatch(
+        r"dmuond_engine-\d+\.\d+\.\d+\+cpu-py3-none-manylinux_2_3[56]_x86_64\.whl", engine.name
+    )
+    (scripts,) = contents(engine, r"entry_points\.txt$").values()
+    assert set(re.findall(r"^(\S+) = ", scripts.decode(), re.M)) == PROGRAMS
+    assert len(contents(engine, r"data/share/man/man[18]/dmuon\w+\.[18]$")) == 2
+
+
+def test_engine_has_the_licences_of_all_that_it_ships(engine):
+    licences = contents(engine, r"\.dist-info/licenses/")
+    names = {Path(name).name for name in licences}
+    assert {"LICENSE", "NOTICE", "libgrpc29.txt", "nlohmann-json3-dev.txt", "GPL-3"} <= names
+    shipped = [Path(name).name.split(".so")[0] for name in contents(engine, "^dmuond_engine/lib/")]
+    notice = (ROOT / "NOTICE").read_text()
+    patterns = re.findall(r"\blib[\w+*-]+", notice)
+    unnamed = [n for n in shipped if not any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    assert unnamed == []
+
+
+@pytest.fixture
+def libraries():
+    spec = importlib.util.spec_from_file_location("libraries", ROOT / "tools/wheel/libraries.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("needed", "release"),
+    [
+        ("GLIBC_2.2.5 GLIBC_2.4", (2, 35)),
+        ("GLIBC_2.36 GLIBCXX_3.4.30 CXXABI_1.3.13 GCC_3.0", (2, 36)),
+        ("GLIBC_2.34 GLIBCXX_3.4.9 GLIBCXX_3.4.32", (2, 39)),
+        ("GLIBC_2.34 GLIBCXX_3.4.99", None),
+    ],
+)
+def test_versions_of_symbols_say_the_oldest_release(libraries, monkeypatch, needed, release):
+    lines = "".join(f"  0x0010:   Name: {name}  Flags: none\n" for name in needed.split())
+    monkeypatch.setattr(libraries, "run", lambda *_: lines)
+    if release:
+        assert libraries.c_library(Path("some")) == release
+    else:
+        with pytest.raises(SystemExit, match="some needs .*3, 4, 99.*: add it"):
+            libraries.c_library(Path("some"))
+
+
+def test_library_that_is_not_here_is_named(libraries, monkeypatch):
+    monkeypatch.setattr(libraries, "run", lambda *_: "\tlibgrpc.so.29 => not found\n")
+    with pytest.raises(SystemExit, match=r"some needs libgrpc\.so\.29, which is not here"):
+        libraries.find(Path("some"))
 
 
 # --- from the package index ---

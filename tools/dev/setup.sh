@@ -70,9 +70,14 @@ torch_version() {
   "$PYTHON" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true
 }
 
-setup_python() { # [REQUIREMENTS...]: besides those that everything needs
+need_python() {
+  choose_python
   [ -x "$PYTHON" ] || [ "$PYTHON" != "$PWD/.venv/bin/python" ] || make_venv
   [ -x "$PYTHON" ] || die "no Python at $PYTHON"
+}
+
+setup_python() { # [REQUIREMENTS...]: besides those that everything needs
+  need_python
   local missing torch limits=() quiet=()
   missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt "$@")
   if [ -n "$missing" ]; then
@@ -115,6 +120,5 @@ PY
 
 setup_all() { # [REQUIREMENTS...]
   setup_system
-  choose_python
   setup_python "$@"
 }
