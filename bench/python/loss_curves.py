@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether a model learns the same by dmuond as by torch.optim.Muon: loss curves in one picture.
 
-    loss_curves.py --programs=BUNDLE/bin --libraries=… --text=/usr/lib/python3.12 torch 1x2 2x1
+    loss_curves.py --programs=PROGRAMS --text=/usr/lib/python3.12 torch 1x2 2x1
 
 A decoder of 150 million parameters is trained on the bytes of text files, by a trainer on each GPU,
 from the same weights, with the same pieces of text: matrices of the blocks by Muon, the rest by

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The optimizer's phase alone: from the last gradient to the new weights, on replicas in bf16.
 
-    phase_bench.py --gpus=4 --programs=BUNDLE/bin --libraries=… [--json=FILE] [MODEL...]
+    phase_bench.py --gpus=4 --programs=PROGRAMS [--json=FILE] [MODEL...]
 
 A step computes for --busy_ms, as a backward pass does, and hands over random gradients of the sizes
 of a model of bench/shapes/models.json meanwhile, a twelfth of them at a time; then it hands over

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import bundle
 import context
 import contracts
 import doctor
@@ -50,7 +51,6 @@ PARTS = {
     "managed": managed.checks,
     "speed": speed.checks,
 }
-BUNDLE = Path(__file__).resolve().parents[1]
 
 
 def parse() -> argparse.Namespace:
@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
         "'python3 BUNDLE/python/fault_trainer_cuda.py' is the Python client's",
     )
     parser.add_argument("--nccl", default="", help="folder of libnccl.so.2")
-    parser.add_argument("--programs", type=Path, default=BUNDLE / "bin")
+    parser.add_argument("--programs", type=Path, default=bundle.PROGRAMS)
     parser.add_argument(
         "--fake",
         action="store_true",
@@ -107,6 +107,7 @@ def _left_out(fake: bool) -> set[str]:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    bundle.unpack()
     try:
         return ask(parse())
     except WrongError as error:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bundle import PYTHON
 from rows import WrongError
 
 PATIENCE_S = 90.0
@@ -87,12 +88,7 @@ class Machine:
         self._pipes = self._folder / "mps"
         self._started: list[Program] = []
         self._control: Program | None = None
-        # A bundle's; elsewhere programs find their libraries themselves.
-        bundled = programs.parent / "lib"
-        _unpack(programs.parent / "lib.tar.gz", bundled)
         self._nccl = nccl or _nccl_of_this_python()
-        # What LD_LIBRARY_PATH has for programs of ours.
-        self.libraries = os.pathsep.join(filter(None, [str(bundled), self._nccl]))
         self._fake_number = str(secrets.randbelow(1 << 31))
 
     def close(self) -> None:
@@ -104,7 +100,7 @@ class Machine:
         return Path(tempfile.mkdtemp(dir=self._folder))
 
     def start(self, command: list, log: str, kind: type = Program, **variables: str) -> Program:
-        environment = self._environment(Path(command[0]).parent == self.programs) | variables
+        environment = self._environment() | variables
         program = kind(command, self.out / re.sub(r"[^\w.]+", "-", log), environment)
         self._started.append(program)
         return program
@@ -130,7 +126,7 @@ class Machine:
         if shutil.which(MPS_CONTROL) is None:
             raise WrongError(f"{MPS_CONTROL} is not there")
         log = self.out / "mps-control.log"
-        self._control = Program([MPS_CONTROL, "-f"], log, self._environment(False))
+        self._control = Program([MPS_CONTROL, "-f"], log, self._environment())
         until("MPS listens", (self._pipes / "control").exists, 20.0)
         return "it does"
 
@@ -169,11 +165,11 @@ class Machine:
         until("memory settles", agree, 20.0)
         return readings[-1]
 
-    def _environment(self, of_ours: bool) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         clean = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
         clean["CUDA_MPS_PIPE_DIRECTORY"] = str(self._pipes)
         clean["CUDA_MPS_LOG_DIRECTORY"] = str(self._folder)
-        paths = [self.libraries if of_ours else "", clean.get("LD_LIBRARY_PATH", ""), self._nccl]
+        paths = [self._nccl, clean.get("LD_LIBRARY_PATH", "")]
         if self.is_fake:
             paths.insert(0, str(self.programs.parent / "fake_cuda"))
             clean |= {
@@ -182,20 +178,13 @@ class Machine:
                 "FAKE_CUDA_MPS": str(int(self.with_mps)),
                 "FAKE_CUDA_NO_CONTEXT": "dmuond",
             }
+        clean["PYTHONPATH"] = os.pathsep.join([str(PYTHON), clean.get("PYTHONPATH", "")])
         clean["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
         return clean
 
 
 def count_gpus() -> int:
     return len(_ask_smi("gpu=index"))
-
-
-def _unpack(packed: Path, folder: Path) -> None:
-    if folder.exists() or not packed.exists():
-        return
-    with tempfile.TemporaryDirectory(dir=packed.parent) as unpacked:
-        subprocess.run(["tar", "-C", unpacked, "-xzf", packed], check=True)
-        (Path(unpacked) / folder.name).rename(folder)
 
 
 def _ask_smi(query: str) -> list[str]:

@@ -1,11 +1,10 @@
 """dmuond.torch with torch's own GPUs: a row for each test of test_torch_on_cuda.py."""
 
-import os
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from pathlib import Path
 
+import bundle
 from rows import Check, WrongError
 from run import Run
 
@@ -17,13 +16,10 @@ def checks(run: Run) -> Iterator[Check]:
 
     def look() -> str:
         report = run.machine.out / f"torch{run.mode.replace(' ', '-')}.xml"
-        python = Path(__file__).resolve().parents[1] / "python"
         program = run.machine.start(
-            [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", python / TESTS],
+            [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", bundle.PYTHON / TESTS],
             f"torch{run.mode}.log",
             DMUOND_BIN_DIR=str(run.machine.programs),
-            DMUOND_TEST_LIBRARIES=run.machine.libraries,
-            PYTHONPATH=os.pathsep.join([str(python), os.environ.get("PYTHONPATH", "")]),
         )
         program.process.wait()
         if not report.exists():

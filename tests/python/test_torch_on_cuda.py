@@ -57,9 +57,8 @@ class Machine:
 
     def start(self, *flags: str):
         """One daemon with a lane on each GPU."""
-        libraries = {"LD_LIBRARY_PATH": os.environ.get("DMUOND_TEST_LIBRARIES", "")}
         devices = f"--devices=cuda:{GPUS}"
-        self._addresses = self._daemons.start(1, GPUS, devices, *flags, environments=[libraries])
+        self._addresses = self._daemons.start(1, GPUS, devices, *flags)
 
     def run(self, world: int, function, *arguments, **options):
         return self._ranks.run(

@@ -302,6 +302,28 @@ def test_engine_has_the_licences_of_all_that_it_ships(engine):
     assert unnamed == []
 
 
+def test_bundle_of_the_wheels_tries_whole_jobs_where_it_was_carried(wheel, engine, tmp_path):
+    """As tools/gpu/bundle.sh makes it, for the fake driver."""
+    needs.fake_gpus()
+    made, carried = tmp_path / "made", tmp_path / "carried"
+    shutil.copytree(ROOT / "tests/gpu_join", made / "join")
+    (made / "wheels").mkdir()
+    for one in (wheel, engine):
+        shutil.copy(one, made / "wheels")
+    checks = made / "checks/dmuond_engine"
+    programs = [BUILD / "bin" / n for n in ("dmuond-lane-fake", "fault_trainer_cuda")]
+    places = ("--into", checks / "bin", "--libraries", checks / "lib", "--without", engine)
+    succeed(sys.executable, ROOT / "tools/wheel/libraries.py", *places, *programs)
+    assert list((checks / "lib").iterdir()) == []
+    (checks / "fake_cuda").mkdir()
+    for library in (BUILD / "fake_cuda").glob("*.so*"):
+        shutil.copy(library, checks / "fake_cuda")
+    made.rename(carried)
+    asked = ("equal", "--fake", "--gpus=1", "--mps=off", "--steps=20", f"--out={tmp_path}")
+    for _ in range(2):  # it is unpacked anew
+        succeed(sys.executable, carried / "join", *asked, env=alone(), cwd="/")
+
+
 @pytest.fixture
 def libraries():
     spec = importlib.util.spec_from_file_location("libraries", ROOT / "tools/wheel/libraries.py")
