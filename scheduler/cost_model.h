@@ -53,7 +53,7 @@ struct CostTable {
   std::vector<CostEntry> entries;    // any order; sorted by the model
   std::vector<ShapeChoice> choices;  // of shapes that do not take the device's default
   // These three foretell what an H200 takes for 27 shapes, in batches of 1 to 24, to 8 %
-  // (bench/results/2026-11-28-h200).
+  // (bench/results/h200).
   double tflops = 650;                   // of the symmetric products of Newton-Schulz
   double gigabytes_per_second = 3700;    // passes over memory
   double launch_us = 140;                // a batch's first loads, last stores and launches

@@ -12,7 +12,7 @@ STEPS = 1000
 
 def checks(run: Run) -> Iterator[Check]:
     for setup in run.setups:
-        # Half as much again as two H100s have taken (bench/results/2026-11-25-2xh100-jobs).
+        # Half as much again as two H100s have taken (bench/results/2xh100).
         limit_ms = 6.0 if setup.nodes > 1 else 1.6
         name = f"step {setup}{run.mode}"
         wanted = f"p50 at most {limit_ms} ms"

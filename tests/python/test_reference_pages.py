@@ -53,3 +53,19 @@ def test_what_the_python_packages_give_is_in_the_reference() -> None:
             if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
                 given |= set(ast.literal_eval(node.value))
     assert given - described == {"PRESETS", "__version__", "types"}
+
+
+def test_pages_link_to_what_is_there() -> None:
+    links = 0
+    for folder in (".", "docs", "bench/results", "bench/results/*"):
+        for page in ROOT.glob(f"{folder}/*.md"):
+            for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+                if "://" not in target:
+                    assert (page.parent / target).exists(), f"{page}: {target}"
+                    links += 1
+    assert links > 50, "the pattern no longer finds links in pages"
+
+
+def test_results_have_one_folder_for_a_kind_of_machine() -> None:
+    for page in (ROOT / "bench/results").glob("*/README.md"):
+        assert re.fullmatch(r"cpu|([248]x)?h[12]00|faults", page.parent.name), page
