@@ -28,6 +28,7 @@ FROM packages AS programs
 COPY CMakeLists.txt CMakePresets.json ./
 COPY tools/cmake tools/cmake
 COPY tools/dev/runtime-packages.sh tools/dev/
+COPY base base
 COPY proto proto
 COPY scheduler scheduler
 COPY kernels kernels

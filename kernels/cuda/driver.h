@@ -6,10 +6,8 @@
 
 #include <cuda.h>
 
-#include <chrono>
 #include <string>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -76,16 +74,6 @@ struct Driver {
   // OK, or an error that names the call and the driver's result. RESOURCE_EXHAUSTED: out of memory.
   [[nodiscard]] absl::Status Check(CUresult result, absl::string_view call) const;
 };
-
-// Repeats a call for as long as MPS refuses it, `patience` at most. After the fault of one client
-// an MPS server turns others away until all that were there have ended, and says to nobody when
-// that is. The replacement of a lane that a trainer's fault has ended comes then.
-[[nodiscard]] CUresult OnceMpsHasRecovered(std::chrono::milliseconds patience,
-                                           absl::FunctionRef<CUresult()> call);
-// In which all who were there may end. A context is refused only where a fault comes between the
-// two calls; another process is then as soon at work.
-inline constexpr std::chrono::seconds kMpsPatience(20);
-inline constexpr std::chrono::seconds kMpsPatienceForContext(2);
 
 // The device with this ordinal. NOT_FOUND naming the number of devices.
 [[nodiscard]] absl::StatusOr<CUdevice> FindDevice(const Driver& driver, int ordinal);

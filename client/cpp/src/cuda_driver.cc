@@ -2,9 +2,8 @@
 
 #include <dlfcn.h>
 
-#include <thread>
-
 #include "absl/strings/str_cat.h"
+#include "base/mps.h"
 #include "client/cpp/src/status.h"
 
 namespace dmuond::client {
@@ -45,19 +44,6 @@ Loaded Load() {
 }
 
 }  // namespace
-
-CUresult OnceMpsHasRecovered(std::chrono::milliseconds patience,
-                             absl::FunctionRef<CUresult()> call) {
-  constexpr std::chrono::milliseconds kPause(20);
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  for (;;) {
-    const CUresult result = call();
-    const bool recovers =
-        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
-    if (!recovers || std::chrono::steady_clock::now() > deadline) return result;
-    std::this_thread::sleep_for(kPause);
-  }
-}
 
 absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
   static const Loaded* const loaded = new Loaded(Load());

@@ -4,9 +4,6 @@
 
 #include <cuda.h>
 
-#include <chrono>
-
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -65,16 +62,6 @@ struct CudaDriver {
   // OK, or INTERNAL (CUDA_FAILED) naming the call and the driver's result.
   [[nodiscard]] absl::Status Check(CUresult result, absl::string_view call) const;
 };
-
-// Repeats a call for as long as MPS refuses it, `patience` at most. After the fault of one client
-// an MPS server turns others away until all that were there have ended, and says to nobody when
-// that is. The replacement of a trainer that has faulted comes then.
-[[nodiscard]] CUresult OnceMpsHasRecovered(std::chrono::milliseconds patience,
-                                           absl::FunctionRef<CUresult()> call);
-// In which all who were there may end. A context is refused only where a fault comes between the
-// two calls; another process is then as soon at work.
-inline constexpr std::chrono::seconds kMpsPatience(20);
-inline constexpr std::chrono::seconds kMpsPatienceForContext(2);
 
 }  // namespace dmuond::client
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/mps.h"
 #include "client/cpp/src/cuda_driver.h"
 #include "client/cpp/src/status.h"
 
