@@ -127,10 +127,4 @@ std::vector<std::string> ModelNames() {
   return names;
 }
 
-int64_t CountTensors(const std::vector<ShapeCount>& shapes) {
-  int64_t count = 0;
-  for (const ShapeCount& shape : shapes) count += shape.count;
-  return count;
-}
-
 }  // namespace dmuond::scheduler

@@ -42,9 +42,6 @@ struct ModelShapes {
 
 [[nodiscard]] std::vector<std::string> ModelNames();
 
-// Sum of count over `shapes`.
-[[nodiscard]] int64_t CountTensors(const std::vector<ShapeCount>& shapes);
-
 }  // namespace dmuond::scheduler
 
 #endif  // DMUOND_SCHEDULER_MODEL_SHAPES_H_

@@ -51,7 +51,6 @@ class SnapshotSchedule {
   void OnFinished(bool durable);
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return durable_; }
-  [[nodiscard]] std::optional<StepId> being_written() const { return writing_; }
   [[nodiscard]] const SnapshotCounts& counts() const { return counts_; }
 
  private:

@@ -36,6 +36,12 @@ TEST(ModelShapesTest, FileForOtherLanguagesSaysTheSame) {
   EXPECT_EQ(table, expected) << "the file should be:\n" << table.dump(1);
 }
 
+int64_t CountTensors(const std::vector<ShapeCount>& shapes) {
+  int64_t count = 0;
+  for (const ShapeCount& shape : shapes) count += shape.count;
+  return count;
+}
+
 TEST(ModelShapesTest, CountsAreThoseOfTheModels) {
   EXPECT_EQ(CountTensors(FindModelShapes("llama3-8b")->muon), 224);
   EXPECT_EQ(CountTensors(FindModelShapes("qwen2.5-7b")->muon), 196);
