@@ -46,26 +46,7 @@ double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols) {
 
 bool Ops::CopiesByEngine(const StridedBox&, const StridedBox&) const { return true; }
 
-size_t Ops::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
-  size_t bytes = 0;
-  for (const MuonBatch& batch : batches) {
-    bytes = std::max(
-        bytes, MuonWorkspaceBytes(batch.rows, batch.cols,
-                                  static_cast<int64_t>(batch.matrices.size()), *batch.config));
-  }
-  return bytes;
-}
-
 absl::Status Ops::PrepareMuon(Stream& /*stream*/, const MuonBatch& /*batch*/, void* /*workspace*/) {
-  return absl::OkStatus();
-}
-
-absl::Status Ops::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
-                                void* workspace) {
-  for (const MuonBatch& batch : batches) {
-    absl::Status status = UpdateMuon(stream, batch, workspace);
-    if (!status.ok()) return status;
-  }
   return absl::OkStatus();
 }
 

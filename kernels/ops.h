@@ -204,14 +204,6 @@ class Ops {
   virtual absl::Status PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace);
   virtual absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) = 0;
 
-  // Several batches, all of a lane's set for instance, in one call: a device overlaps what it can.
-  // The result is that of UpdateMuon() for one batch after the other. A batch's new momentum may go
-  // to where an earlier one's old momentum came from, masters likewise. `workspace`,
-  // MuonSetWorkspaceBytes() of it, serves all of them.
-  [[nodiscard]] virtual size_t MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const;
-  virtual absl::Status UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
-                                     void* workspace);
-
   // Choices for shapes, before the first workspace is asked for; other shapes keep the default.
   // UNAVAILABLE where an engine is not there. A device without engines has nothing to choose.
   virtual absl::Status UseChoices(std::span<const KernelChoice> choices);

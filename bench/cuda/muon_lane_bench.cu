@@ -304,8 +304,11 @@ class Bench {
     State state(share, *device_);
     const std::vector<MuonBatch> batches = state.Batches(share.batches, config_);
     kernels::Ops& ops = device_->ops();
-    size_t bytes = ops.MuonSetWorkspaceBytes(batches);
-    for (const MuonBatch& b : batches) bytes = std::max(bytes, ops.MuonSetWorkspaceBytes({&b, 1}));
+    size_t bytes = 0;
+    for (const MuonBatch& b : batches) {
+      const auto matrices = static_cast<int64_t>(b.matrices.size());
+      bytes = std::max(bytes, ops.MuonWorkspaceBytes(b.rows, b.cols, matrices, config_));
+    }
     Buffer<uint8_t> workspace(bytes);
 
     const auto sum = [&](size_t batch) { Check(ops.Sum(*stream_, state.sums()[batch])); };
@@ -333,7 +336,7 @@ class Bench {
     Check(stream_->Synchronize());
     const std::vector<uint64_t> expected = state.Hashes();
     state.Poison();
-    Check(ops.UpdateMuonSet(*stream_, batches, workspace.get()));
+    each(n, muon)();
     Check(stream_->Synchronize());
     const std::vector<uint64_t> got = state.Hashes();
     int64_t wrong = -Padding(share);

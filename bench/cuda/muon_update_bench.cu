@@ -15,7 +15,7 @@
 
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/newton_schulz_reference.cuh"
-#include "kernels/cuda/muon_set.h"
+#include "kernels/cuda/muon_graph.h"
 
 namespace dmuond::bench {
 namespace {
@@ -95,7 +95,7 @@ class Bench {
                                             kernels::ProductEngine::kOwn, /*separate=*/true);
     // As lanes run it.
     const PreparedUpdate fused = Prepare(config_, c.rows, c.cols, c.batch, tuner);
-    if (prepared.set == nullptr || fused.set == nullptr) return 1;
+    if (prepared.graph == nullptr || fused.graph == nullptr) return 1;
     const kernels::cuda::MuonUpdate& update = prepared.update();
     ReportTiles();
     std::vector<PassMatrix> matrices;
@@ -107,7 +107,7 @@ class Bench {
                           host, update_squares.get() + z});
     }
     master_out.Fill(0xFF);
-    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
+    CUDA_CHECK(prepared.graph->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
 
     double worst = 0;
@@ -128,11 +128,11 @@ class Bench {
     Buffer<float> second(slot * c.batch);
     CUDA_CHECK(cudaMemcpy(second.get(), master_out.get(), slot * c.batch * sizeof(float),
                           cudaMemcpyDeviceToDevice));
-    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
+    CUDA_CHECK(prepared.graph->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
     wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
     master_out.Fill(0xFF);
-    CUDA_CHECK(fused.set->Launch(nullptr, matrices));
+    CUDA_CHECK(fused.graph->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
     wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
 

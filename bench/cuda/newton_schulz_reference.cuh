@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "bench/cuda/harness.cuh"
-#include "kernels/cuda/muon_set.h"
+#include "kernels/cuda/muon_graph.h"
 #include "kernels/presets.h"
 
 namespace dmuond::bench {
@@ -167,9 +167,9 @@ inline MuonConfig PresetConfig(const std::string& preset) {
 // A prepared batch and the workspace that it runs in.
 struct PreparedUpdate {
   std::unique_ptr<Buffer<uint8_t>> workspace;
-  std::unique_ptr<kernels::cuda::MuonSet> set;
+  std::unique_ptr<kernels::cuda::MuonGraph> graph;
 
-  [[nodiscard]] const kernels::cuda::MuonUpdate& update() const { return set->update(0); }
+  [[nodiscard]] const kernels::cuda::MuonUpdate& update() const { return graph->update(); }
 };
 inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch,
                               kernels::cuda::TileTuner* tuner = nullptr,
@@ -181,15 +181,14 @@ inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t co
     std::printf("# %s\n", std::string(program.status().message()).c_str());
     return {};
   }
-  const kernels::cuda::MuonSetBatch one{&config, &*program, weight, batch, engine, separate};
+  const kernels::cuda::MuonGraphBatch one{&config, &*program, weight, batch, engine, separate};
   PreparedUpdate prepared;
   prepared.workspace =
-      std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonSet::WorkspaceBytes({&one, 1}));
+      std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonGraph::WorkspaceBytes(one));
   prepared.workspace->Fill(0xFF);
   std::string error;
-  prepared.set =
-      kernels::cuda::MuonSet::Create({&one, 1}, prepared.workspace->get(), tuner, &error);
-  if (prepared.set == nullptr) std::printf("# %s\n", error.c_str());
+  prepared.graph = kernels::cuda::MuonGraph::Create(one, prepared.workspace->get(), tuner, &error);
+  if (prepared.graph == nullptr) std::printf("# %s\n", error.c_str());
   return prepared;
 }
 

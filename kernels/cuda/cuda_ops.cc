@@ -51,9 +51,10 @@ absl::Status CudaOps::SumsOfSquares(Stream& stream, std::span<const NormTask> ta
   return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "sums of squares");
 }
 
-bool CudaOps::BatchKey::Fits(const MuonBatch& batch) const {
-  return rows == batch.rows && cols == batch.cols && matrices == batch.matrices.size() &&
-         weight == batch.weight_dtype && config == *batch.config;
+bool CudaOps::KnownGraph::Fits(const MuonBatch& batch, const void* in) const {
+  return workspace == in && rows == batch.rows && cols == batch.cols &&
+         matrices == batch.matrices.size() && weight == batch.weight_dtype &&
+         config == *batch.config;
 }
 
 const KernelChoice* CudaOps::FindChoice(int64_t rows, int64_t cols, DType dtype) const {
@@ -84,8 +85,8 @@ absl::Status CudaOps::UseChoices(std::span<const KernelChoice> choices) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MuonSetBatch> CudaOps::Resolve(int64_t rows, int64_t cols, int64_t matrices,
-                                              DType weight, const MuonConfig& config) const {
+absl::StatusOr<MuonGraphBatch> CudaOps::Resolve(int64_t rows, int64_t cols, int64_t matrices,
+                                                DType weight, const MuonConfig& config) const {
   const NewtonSchulzConfig* newton_schulz = &config.newton_schulz;
   NewtonSchulzConfig standard;
   ProductEngine engine = engine_;
@@ -102,45 +103,24 @@ absl::StatusOr<MuonSetBatch> CudaOps::Resolve(int64_t rows, int64_t cols, int64_
   const absl::StatusOr<const NewtonSchulzProgram*> program =
       programs_.Find(rows, cols, *newton_schulz);
   if (!program.ok()) return program.status();
-  return MuonSetBatch{&config, *program, weight, matrices, engine};
-}
-
-absl::StatusOr<std::vector<MuonSetBatch>> CudaOps::ResolveAll(
-    std::span<const MuonBatch> batches) const {
-  std::vector<MuonSetBatch> resolved;
-  for (const MuonBatch& batch : batches) {
-    absl::StatusOr<MuonSetBatch> one =
-        Resolve(batch.rows, batch.cols, static_cast<int64_t>(batch.matrices.size()),
-                batch.weight_dtype, *batch.config);
-    if (!one.ok()) return one.status();
-    if (one->matrices > 0) resolved.push_back(*one);
-  }
-  return resolved;
+  return MuonGraphBatch{&config, *program, weight, matrices, engine};
 }
 
 size_t CudaOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                    const MuonConfig& config) const {
-  const absl::StatusOr<MuonSetBatch> batch = Resolve(rows, cols, matrices, DType::kF32, config);
+  const absl::StatusOr<MuonGraphBatch> batch = Resolve(rows, cols, matrices, DType::kF32, config);
   if (!batch.ok()) return 0;  // UpdateMuon says why
-  return MuonSet::WorkspaceBytes({&*batch, 1});
+  return MuonGraph::WorkspaceBytes(*batch);
 }
 
-size_t CudaOps::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
-  const absl::StatusOr<std::vector<MuonSetBatch>> resolved = ResolveAll(batches);
-  if (!resolved.ok()) return 0;  // UpdateMuonSet says why
-  return MuonSet::WorkspaceBytes(*resolved);
-}
-
-absl::StatusOr<MuonSet*> CudaOps::FindSet(CUstream stream, std::span<const MuonBatch> batches,
-                                          void* workspace) {
-  for (const KnownSet& known : sets_) {
-    if (known.workspace == workspace &&
-        std::equal(known.batches.begin(), known.batches.end(), batches.begin(), batches.end(),
-                   [](const BatchKey& key, const MuonBatch& batch) { return key.Fits(batch); })) {
-      return known.set.get();
-    }
+absl::StatusOr<MuonGraph*> CudaOps::FindGraph(CUstream stream, const MuonBatch& batch,
+                                              void* workspace) {
+  for (const KnownGraph& known : graphs_) {
+    if (known.Fits(batch, workspace)) return known.graph.get();
   }
-  const absl::StatusOr<std::vector<MuonSetBatch>> resolved = ResolveAll(batches);
+  const absl::StatusOr<MuonGraphBatch> resolved =
+      Resolve(batch.rows, batch.cols, static_cast<int64_t>(batch.matrices.size()),
+              batch.weight_dtype, *batch.config);
   if (!resolved.ok()) return resolved.status();
   // Tiles are measured in the workspace, where an earlier update may be under way.
   if (absl::Status status =
@@ -149,55 +129,40 @@ absl::StatusOr<MuonSet*> CudaOps::FindSet(CUstream stream, std::span<const MuonB
     return status;
   }
   std::string error;
-  std::unique_ptr<MuonSet> set = MuonSet::Create(*resolved, workspace, &tuner_, &error);
-  if (set == nullptr) {
-    std::string names;
-    for (const MuonBatch& batch : batches) {
-      absl::StrAppend(&names, names.empty() ? "" : ", ", batch.matrices.size(), " of ", batch.rows,
-                      " x ", batch.cols);
-    }
-    return absl::InternalError(absl::StrCat("Newton-Schulz of ", names, ": ", error));
+  std::unique_ptr<MuonGraph> graph = MuonGraph::Create(*resolved, workspace, &tuner_, &error);
+  if (graph == nullptr) {
+    return absl::InternalError(absl::StrCat("Newton-Schulz of ", batch.matrices.size(), " of ",
+                                            batch.rows, " x ", batch.cols, ": ", error));
   }
-  KnownSet known{{}, workspace, std::move(set)};
-  for (const MuonBatch& batch : batches) {
-    known.batches.push_back(
-        {batch.rows, batch.cols, batch.matrices.size(), batch.weight_dtype, *batch.config});
-  }
-  sets_.push_back(std::move(known));
-  return sets_.back().set.get();
-}
-
-absl::Status CudaOps::UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) {
-  return UpdateMuonSet(stream, {&batch, 1}, workspace);
+  graphs_.push_back({batch.rows, batch.cols, batch.matrices.size(), batch.weight_dtype,
+                     *batch.config, workspace, std::move(graph)});
+  return graphs_.back().graph.get();
 }
 
 absl::Status CudaOps::PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace) {
   if (batch.matrices.empty()) return absl::OkStatus();
-  return FindSet(CudaStream::Of(stream), {&batch, 1}, workspace).status();
+  return FindGraph(CudaStream::Of(stream), batch, workspace).status();
 }
 
-absl::Status CudaOps::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
-                                    void* workspace) {
+absl::Status CudaOps::UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) {
   matrices_.clear();
-  for (const MuonBatch& batch : batches) {
-    for (const MuonMatrix& m : batch.matrices) {
-      if (!Aligned(m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
-                   static_cast<const float*>(m.weight_out))) {
-        return absl::InvalidArgumentError(absl::StrCat("matrix ", &m - batch.matrices.data(),
-                                                       " of ", batch.rows, " x ", batch.cols,
-                                                       " is not aligned to 16 bytes"));
-      }
-      matrices_.push_back({m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
-                           m.weight_out, ToPass(*m.scalars), m.update_squares});
+  for (const MuonMatrix& m : batch.matrices) {
+    if (!Aligned(m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
+                 static_cast<const float*>(m.weight_out))) {
+      return absl::InvalidArgumentError(absl::StrCat("matrix ", &m - batch.matrices.data(), " of ",
+                                                     batch.rows, " x ", batch.cols,
+                                                     " is not aligned to 16 bytes"));
     }
+    matrices_.push_back({m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
+                         m.weight_out, ToPass(*m.scalars), m.update_squares});
   }
   if (matrices_.empty()) return absl::OkStatus();
   if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return absl::InvalidArgumentError("workspace is not aligned to 256 bytes");
   }
-  const absl::StatusOr<MuonSet*> set = FindSet(CudaStream::Of(stream), batches, workspace);
-  if (!set.ok()) return set.status();
-  return CudaStatus((*set)->Launch(CudaStream::Of(stream), matrices_), "a set of Muon updates");
+  const absl::StatusOr<MuonGraph*> graph = FindGraph(CudaStream::Of(stream), batch, workspace);
+  if (!graph.ok()) return graph.status();
+  return CudaStatus((*graph)->Launch(CudaStream::Of(stream), matrices_), "a batch of Muon updates");
 }
 
 absl::Status CudaOps::UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) {

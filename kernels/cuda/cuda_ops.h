@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/element_passes.h"
-#include "kernels/cuda/muon_set.h"
+#include "kernels/cuda/muon_graph.h"
 #include "kernels/cuda/strided_passes.h"
 #include "kernels/newton_schulz.h"
 #include "kernels/ops.h"
@@ -36,14 +36,11 @@ class CudaOps final : public Ops {
   absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;
   [[nodiscard]] size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                           const MuonConfig& config) const override;
-  absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
-  absl::Status PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
-  [[nodiscard]] size_t MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const override;
-  // The first call for a list of (shape, number of matrices, config) and a workspace prepares its
+  // The first call for a shape, a number of matrices, a config and a workspace prepares its
   // products, measures tiles for those it has not met and captures a graph: it waits for the
   // stream, takes milliseconds and allocates.
-  absl::Status UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
-                             void* workspace) override;
+  absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
+  absl::Status PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
   absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
   absl::Status UseChoices(std::span<const KernelChoice> choices) override;
   [[nodiscard]] std::string Tuning() const override;
@@ -52,28 +49,23 @@ class CudaOps final : public Ops {
  private:
   static constexpr int kTypes = 3;
 
-  // What a prepared set was made for.
-  struct BatchKey {
+  // A graph, and what it was made for.
+  struct KnownGraph {
     int64_t rows;
     int64_t cols;
     size_t matrices;
     DType weight;
     MuonConfig config;
-    [[nodiscard]] bool Fits(const MuonBatch& batch) const;
-  };
-  struct KnownSet {
-    std::vector<BatchKey> batches;
     void* workspace;
-    std::unique_ptr<MuonSet> set;
+    std::unique_ptr<MuonGraph> graph;
+    [[nodiscard]] bool Fits(const MuonBatch& batch, const void* in) const;
   };
 
   [[nodiscard]] const KernelChoice* FindChoice(int64_t rows, int64_t cols, DType dtype) const;
   // As the choices have it.
-  absl::StatusOr<MuonSetBatch> Resolve(int64_t rows, int64_t cols, int64_t matrices, DType weight,
-                                       const MuonConfig& config) const;
-  absl::StatusOr<std::vector<MuonSetBatch>> ResolveAll(std::span<const MuonBatch> batches) const;
-  absl::StatusOr<MuonSet*> FindSet(CUstream stream, std::span<const MuonBatch> batches,
-                                   void* workspace);
+  absl::StatusOr<MuonGraphBatch> Resolve(int64_t rows, int64_t cols, int64_t matrices, DType weight,
+                                         const MuonConfig& config) const;
+  absl::StatusOr<MuonGraph*> FindGraph(CUstream stream, const MuonBatch& batch, void* workspace);
   absl::Status AddSum(CUstream stream, const SumTask& task);
 
   const Driver& driver_;
@@ -81,7 +73,7 @@ class CudaOps final : public Ops {
   mutable NewtonSchulzPrograms programs_;
   std::vector<KernelChoice> choices_;
   TileTuner tuner_;
-  std::vector<KnownSet> sets_;
+  std::vector<KnownGraph> graphs_;
 
   // Each call fills these anew; they are members so that a step allocates nothing.
   std::array<std::vector<SumPass>, 2> sums_;          // without squares, and with them

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/library_product.h"
-#include "kernels/cuda/muon_set.h"
+#include "kernels/cuda/muon_graph.h"
 #include "kernels/cuda/tuner_data.h"
 
 namespace dmuond::kernels::cuda {
@@ -163,7 +163,7 @@ struct Way {
   MuonConfig config;
   NewtonSchulzProgram program;
 
-  [[nodiscard]] MuonSetBatch Batch(DType weight, int64_t count) const {
+  [[nodiscard]] MuonGraphBatch Batch(DType weight, int64_t count) const {
     return {&config, &program, weight, count, choice.engine};
   }
 };
@@ -197,7 +197,7 @@ struct Timed {
   Subject* subject;
   size_t way;  // in the subject's
   int32_t batch;
-  std::unique_ptr<MuonSet> set;
+  std::unique_ptr<MuonGraph> graph;
   double once_us;
   std::vector<double> times;  // microseconds, one a turn
 };
@@ -292,8 +292,7 @@ class Tuner {
                                         options_.config.newton_schulz.form, DType::kF32);
     if (!exact.ok()) return exact.status();
     subject.exact = *std::move(exact);
-    const MuonSetBatch alone = subject.exact.Batch(options_.weight, 1);
-    subject.exact_bytes = MuonSet::WorkspaceBytes({&alone, 1});
+    subject.exact_bytes = MuonGraph::WorkspaceBytes(subject.exact.Batch(options_.weight, 1));
     const auto bytes = static_cast<double>(memory_bytes_);
     const auto state_max = static_cast<size_t>(bytes * kPartForState);
     const auto workspace_max = static_cast<size_t>(bytes * kPartForWorkspace);
@@ -302,8 +301,8 @@ class Tuner {
     for (const int32_t batch : task.batches) {
       size_t workspace = 0;
       for (const Way& way : subject.ways) {
-        const MuonSetBatch one = way.Batch(options_.weight, batch);
-        workspace = std::max(workspace, MuonSet::WorkspaceBytes({&one, 1}));
+        workspace =
+            std::max(workspace, MuonGraph::WorkspaceBytes(way.Batch(options_.weight, batch)));
       }
       if (!checkable || batch * TunerState::BytesPerMatrix(task) > state_max ||
           workspace > workspace_max) {
@@ -338,19 +337,19 @@ class Tuner {
   }
 
   // No tile changes a bit.
-  absl::StatusOr<std::unique_ptr<MuonSet>> Prepare(const Way& way, int64_t count, void* workspace,
-                                                   TileTuner& tiles) {
-    const MuonSetBatch batch = way.Batch(options_.weight, count);
+  absl::StatusOr<std::unique_ptr<MuonGraph>> Prepare(const Way& way, int64_t count, void* workspace,
+                                                     TileTuner& tiles) {
     absl::Status status = CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     if (!status.ok()) return status;
     std::string error;
-    std::unique_ptr<MuonSet> set = MuonSet::Create({&batch, 1}, workspace, &tiles, &error);
-    if (set == nullptr) return absl::InternalError(error);
-    return set;
+    std::unique_ptr<MuonGraph> graph =
+        MuonGraph::Create(way.Batch(options_.weight, count), workspace, &tiles, &error);
+    if (graph == nullptr) return absl::InternalError(error);
+    return graph;
   }
 
-  absl::Status Launch(const Subject& subject, MuonSet& set, int64_t count) {
-    return CudaStatus(set.Launch(stream_, state_.Matrices(subject.task, count)), "an update");
+  absl::Status Launch(const Subject& subject, MuonGraph& graph, int64_t count) {
+    return CudaStatus(graph.Launch(stream_, state_.Matrices(subject.task, count)), "an update");
   }
 
   absl::StatusOr<Difference> CompareWith(const Subject& subject, const DeviceMemory& expected) {
@@ -380,16 +379,16 @@ class Tuner {
     if (!status.ok()) return status;
     // Not every batch that is checked is timed as well.
     TileTuner& tiles = count == kOddBatch ? rule_tiles_ : tiles_;
-    absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, count, workspace, tiles);
-    if (!set.ok()) return set.status();
-    status = Launch(subject, **set, count);
+    absl::StatusOr<std::unique_ptr<MuonGraph>> graph = Prepare(way, count, workspace, tiles);
+    if (!graph.ok()) return graph.status();
+    status = Launch(subject, **graph, count);
     if (status.ok() && to != nullptr) {
       status = CudaStatus(
           cudaMemcpyAsync(to->as<void>(), state_.master_out(),
                           subject.task.rows * subject.task.cols * 4, cudaMemcpyDefault, stream_),
           "a copy");
     }
-    // The set must outlive its launch.
+    // The graph must outlive its launch.
     if (status.ok()) status = CudaStatus(cudaStreamSynchronize(stream_), "an update");
     return status;
   }
@@ -427,9 +426,10 @@ class Tuner {
   }
 
   // Microseconds of a launch, of `launches` one after the other.
-  absl::StatusOr<double> Time(const Subject& subject, MuonSet& set, int64_t count, int launches) {
+  absl::StatusOr<double> Time(const Subject& subject, MuonGraph& graph, int64_t count,
+                              int launches) {
     absl::Status status = CudaStatus(cudaEventRecord(events_[0], stream_), "cudaEventRecord");
-    for (int i = 0; i < launches && status.ok(); ++i) status = Launch(subject, set, count);
+    for (int i = 0; i < launches && status.ok(); ++i) status = Launch(subject, graph, count);
     if (status.ok()) status = CudaStatus(cudaEventRecord(events_[1], stream_), "cudaEventRecord");
     if (status.ok()) status = CudaStatus(cudaEventSynchronize(events_[1]), "an update");
     float ms = 0;
@@ -442,12 +442,12 @@ class Tuner {
 
   // With the time of a launch: the shorter of two, after a first one.
   absl::StatusOr<Timed> PrepareTimed(Subject& subject, size_t way, int32_t batch) {
-    absl::StatusOr<std::unique_ptr<MuonSet>> set =
+    absl::StatusOr<std::unique_ptr<MuonGraph>> graph =
         Prepare(subject.ways[way], batch, workspace_.as<void>(), tiles_);
-    if (!set.ok()) return set.status();
-    Timed timed{&subject, way, batch, *std::move(set), 0, {}};
+    if (!graph.ok()) return graph.status();
+    Timed timed{&subject, way, batch, *std::move(graph), 0, {}};
     for (int launch = 0; launch < 3; ++launch) {
-      const absl::StatusOr<double> time = Time(subject, *timed.set, batch, 1);
+      const absl::StatusOr<double> time = Time(subject, *timed.graph, batch, 1);
       if (!time.ok()) return time.status();
       timed.once_us = launch < 2 ? *time : std::min(timed.once_us, *time);
     }
@@ -457,7 +457,7 @@ class Tuner {
   // Launches for about so long; appends a time.
   absl::Status Turn(Timed& timed, double microseconds) {
     const int launches = std::clamp(static_cast<int>(microseconds / timed.once_us), 1, 500);
-    const absl::StatusOr<double> time = Time(*timed.subject, *timed.set, timed.batch, launches);
+    const absl::StatusOr<double> time = Time(*timed.subject, *timed.graph, timed.batch, launches);
     if (time.ok()) timed.times.push_back(*time);
     return time.status();
   }

@@ -1,7 +1,6 @@
-// Double of muon_set.h. The CPU device has one engine and one form: choices change no bits here.
-#include "kernels/cuda/muon_set.h"
+// Double of muon_graph.h. The CPU device has one engine and one form: choices change no bits here.
+#include "kernels/cuda/muon_graph.h"
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -18,23 +17,23 @@ struct Batch {
   DType weight;
   int64_t matrices;
 };
-struct Set {
-  std::vector<Batch> batches;
+struct Graph {
+  Batch batch;
   void* workspace;
   size_t workspace_bytes;
 };
 
-Batch Of(const MuonSetBatch& batch) {
+Batch Of(const MuonGraphBatch& batch) {
   const NewtonSchulzProgram& program = *batch.program;
   return {*batch.config, program.tall ? program.q : program.p, program.tall ? program.p : program.q,
           batch.weight, batch.matrices};
 }
 
-// MuonSet has no room for what it was made for.
+// MuonGraph has no room for what it was made for.
 std::mutex mutex;
-std::map<const MuonSet*, Set>& Sets() {
-  static std::map<const MuonSet*, Set>& sets = *new std::map<const MuonSet*, Set>();
-  return sets;
+std::map<const MuonGraph*, Graph>& Graphs() {
+  static std::map<const MuonGraph*, Graph>& graphs = *new std::map<const MuonGraph*, Graph>();
+  return graphs;
 }
 
 UpdateScalars Scalars(const PassScalars& s) {
@@ -74,64 +73,44 @@ absl::Status Update(const Batch& batch, std::span<const PassMatrix> matrices, vo
 
 }  // namespace
 
-int MuonSet::Branches(std::span<const MuonSetBatch>) { return 1; }
-
-size_t MuonSet::WorkspaceBytes(std::span<const MuonSetBatch> batches, int) {
-  size_t bytes = 0;
-  for (const MuonSetBatch& each : batches) {
-    const Batch batch = Of(each);
-    bytes = std::max(bytes, CpuOfThread().ops().MuonWorkspaceBytes(batch.rows, batch.cols,
-                                                                   batch.matrices, batch.config));
-  }
-  return bytes;
+size_t MuonGraph::WorkspaceBytes(const MuonGraphBatch& of) {
+  const Batch batch = Of(of);
+  return CpuOfThread().ops().MuonWorkspaceBytes(batch.rows, batch.cols, batch.matrices,
+                                                batch.config);
 }
 
-std::unique_ptr<MuonSet> MuonSet::Create(std::span<const MuonSetBatch> batches, void* workspace,
-                                         TileTuner* tuner, std::string*, int) {
-  for (const MuonSetBatch& batch : batches) {
-    GemmProblem product;
-    product.d = {.rows = batch.program->p, .cols = batch.program->p};
-    product.a = {.rows = batch.program->p, .cols = batch.program->q};
-    product.batch = static_cast<int>(batch.matrices);
-    tuner->Fastest(product, {});
-  }
-  std::unique_ptr<MuonSet> set(new MuonSet());
-  Set made{{}, workspace, WorkspaceBytes(batches)};
-  for (const MuonSetBatch& batch : batches) made.batches.push_back(Of(batch));
+std::unique_ptr<MuonGraph> MuonGraph::Create(const MuonGraphBatch& batch, void* workspace,
+                                             TileTuner* tuner, std::string*) {
+  GemmProblem product;
+  product.d = {.rows = batch.program->p, .cols = batch.program->p};
+  product.a = {.rows = batch.program->p, .cols = batch.program->q};
+  product.batch = static_cast<int>(batch.matrices);
+  tuner->Fastest(product, {});
+  std::unique_ptr<MuonGraph> graph(new MuonGraph());
   std::lock_guard lock(mutex);
-  Sets()[set.get()] = std::move(made);
-  return set;
+  Graphs()[graph.get()] = {Of(batch), workspace, WorkspaceBytes(batch)};
+  return graph;
 }
 
-MuonSet::~MuonSet() {
+MuonGraph::~MuonGraph() {
   std::lock_guard lock(mutex);
-  Sets().erase(this);
+  Graphs().erase(this);
 }
 
-cudaError_t MuonSet::Launch(cudaStream_t stream, std::span<const PassMatrix> matrices) {
-  Set set;
+cudaError_t MuonGraph::Launch(cudaStream_t stream, std::span<const PassMatrix> matrices) {
+  Graph graph;
   {
     std::lock_guard lock(mutex);
-    set = Sets().at(this);
+    graph = Graphs().at(this);
   }
   Ranges ranges;
-  ranges.Add(set.workspace, set.workspace_bytes, 256);
-  auto next = matrices.begin();
-  for (const Batch& batch : set.batches) {
-    for (int64_t i = 0; i < batch.matrices; ++i) AddMatrix(batch, *next++, ranges);
-  }
+  ranges.Add(graph.workspace, graph.workspace_bytes, 256);
+  for (const PassMatrix& m : matrices) AddMatrix(graph.batch, m, ranges);
   std::vector<PassMatrix> kept(matrices.begin(), matrices.end());
-  return LaunchDouble(
-      stream, "muon", ranges, [set = std::move(set), kept = std::move(kept)](Ops& ops, Stream& s) {
-        std::span<const PassMatrix> left = kept;
-        for (const Batch& batch : set.batches) {
-          const auto count = static_cast<size_t>(batch.matrices);
-          absl::Status status = Update(batch, left.first(count), OnWorker(set.workspace), ops, s);
-          if (!status.ok()) return status;
-          left = left.subspan(count);
-        }
-        return absl::OkStatus();
-      });
+  return LaunchDouble(stream, "muon", ranges,
+                      [graph = std::move(graph), kept = std::move(kept)](Ops& ops, Stream& s) {
+                        return Update(graph.batch, kept, OnWorker(graph.workspace), ops, s);
+                      });
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -256,50 +256,6 @@ TEST_P(MuonEngines, InFp32EveryPresetIsItsFormula) {
   }
 }
 
-// Batches of one call: the bits of a call each, also where one writes to what an earlier one read.
-TEST_F(MuonOps, ASetOfBatchesIsItsBatchesOneAfterTheOther) {
-  const MuonConfig config = *FindPreset("dmuon");
-  const int64_t rows = 72, cols = 200, n = rows * cols;
-  UpdateScalars scalars;
-  scalars.learning_rate = 0.1;
-  scalars.momentum = 0.9;
-  const Floats g = RandomValues(3 * n, random_);
-  // Four slots of momentum and master: three with state, one free. Each batch is one matrix, which
-  // moves to the slot that the one before it left.
-  const Floats state = RandomValues(8 * n, random_);
-  const auto run = [&](bool together) {
-    const Twin gradient = Put(g);
-    const Twin slots = Put(state);
-    const auto at = [&](int slot, int tensor) {
-      return slots.as<float>() + (2 * slot + tensor) * n;
-    };
-    std::vector<MuonMatrix> matrices;
-    for (int i = 0; i < 3; ++i) {
-      matrices.push_back({gradient.as<float>() + i * n, at(i + 1, 0), at(i, 0), at(i + 1, 1),
-                          at(i, 1), nullptr, &scalars});
-    }
-    std::vector<MuonBatch> batches;
-    for (const MuonMatrix& m : matrices) {
-      batches.push_back({rows, cols, DType::kBF16, &config, {&m, 1}});
-    }
-    const auto workspace = *gpu_->AllocateScratch(gpu_->ops().MuonSetWorkspaceBytes(batches));
-    if (together) {
-      const absl::Status status =
-          gpu_->ops().UpdateMuonSet(*gpu_stream_, batches, workspace->data());
-      EXPECT_TRUE(status.ok()) << status;
-    } else {
-      for (const MuonBatch& batch : batches) {
-        const absl::Status status = gpu_->ops().UpdateMuon(*gpu_stream_, batch, workspace->data());
-        EXPECT_TRUE(status.ok()) << status;
-      }
-    }
-    return slots.ReadAs<float>();
-  };
-  const Floats together = run(true);
-  EXPECT_EQ(together, run(false));
-  EXPECT_NE(together, state);
-}
-
 TEST_F(MuonOps, AChoiceChangesTheEngineAndTheFormOfOneShape) {
   if (!CheckLibrary().ok()) GTEST_SKIP() << CheckLibrary();
   const MuonConfig config = *FindPreset("dmuon");

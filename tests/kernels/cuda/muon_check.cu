@@ -13,7 +13,7 @@
 #include "bench/cuda/newton_schulz_reference.cuh"
 #include "kernels/cuda/element_passes.h"
 #include "kernels/cuda/library_product.h"
-#include "kernels/cuda/muon_set.h"
+#include "kernels/cuda/muon_graph.h"
 #include "tests/kernels/spectra.h"
 
 namespace dmuond::bench {
@@ -72,8 +72,8 @@ struct Batch {
   // Updates matrices [first, first + n) in one call.
   bool Update(const MuonConfig& config, ProductEngine engine, int64_t first, int64_t n) const {
     const PreparedUpdate prepared = Prepare(config, rows, cols, n, nullptr, engine);
-    if (prepared.set == nullptr) return false;
-    CUDA_CHECK(prepared.set->Launch(nullptr, Matrices(first, n)));
+    if (prepared.graph == nullptr) return false;
+    CUDA_CHECK(prepared.graph->Launch(nullptr, Matrices(first, n)));
     CUDA_CHECK(cudaDeviceSynchronize());
     return true;
   }
@@ -386,57 +386,29 @@ int64_t CheckMisjudgedScale(ProductEngine engine, int64_t rows, int64_t cols, fl
   return Row(engine, name, rows, cols, error, error <= 0.11 ? 0 : 1);
 }
 
-// Several shapes in one launch: the bits of single launches.
-int64_t CheckSet() {
-  struct One {
-    int64_t rows, cols, count;
-  };
-  const std::vector<One> shapes = {{256, 640, 3}, {640, 256, 2}, {256, 640, 2}, {512, 512, 1}};
+// More launches than lists that are under way at a time: the bits of one.
+int64_t CheckLaunches() {
+  constexpr int64_t kRows = 256, kCols = 640, kCount = 3;
   const MuonConfig config = UnscaledConfig();
-  std::vector<std::unique_ptr<Batch>> batches;
-  std::vector<std::unique_ptr<Buffer<float>>> expected;
-  std::vector<std::unique_ptr<kernels::NewtonSchulzProgram>> programs;
-  std::vector<kernels::cuda::MuonSetBatch> set_batches;
-  for (const One& one : shapes) {
-    batches.push_back(std::make_unique<Batch>(one.rows, one.cols, one.count));
-    Batch& batch = *batches.back();
-    FillRandom(batch.gradient.get(), 1, batch.slot * one.count, batch.slot * one.count,
-               batch.slot * one.count, 1, 70 + batches.size(), false, Fill::kNormal, 1.0F);
-    if (!batch.Update(config, ProductEngine::kOwn, 0, one.count)) return 1;
-    expected.push_back(std::make_unique<Buffer<float>>(batch.slot * one.count));
-    CUDA_CHECK(cudaMemcpy(expected.back()->get(), batch.master_out.get(),
-                          batch.slot * one.count * sizeof(float), cudaMemcpyDeviceToDevice));
-    programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(
-        *kernels::BuildNewtonSchulz(config.newton_schulz, one.rows, one.cols)));
-    set_batches.push_back({&config, programs.back().get(), kernels::DType::kBF16, one.count});
-  }
-  std::vector<PassMatrix> all;
-  for (const auto& batch : batches) {
-    batch->master_out.Fill(0xFF);
-    batch->weight.Fill(0xFF);
-    const std::vector<PassMatrix> some = batch->Matrices(0, batch->count);
-    all.insert(all.end(), some.begin(), some.end());
-  }
-  Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(set_batches));
-  workspace.Fill(0xFF);
-  std::string error;
-  const auto set = kernels::cuda::MuonSet::Create(set_batches, workspace.get(), nullptr, &error);
-  if (set == nullptr) {
-    std::printf("# %s\n", error.c_str());
-    return 1;
-  }
-  // More launches than lists that are under way at a time.
-  for (int run = 0; run < 5; ++run) CUDA_CHECK(set->Launch(nullptr, all));
+  Batch batch(kRows, kCols, kCount);
+  const int64_t all = batch.slot * kCount;
+  FillRandom(batch.gradient.get(), 1, all, all, all, 1, 71, false, Fill::kNormal, 1.0F);
+  if (!batch.Update(config, ProductEngine::kOwn, 0, kCount)) return 1;
+  Buffer<float> expected(all);
+  CUDA_CHECK(cudaMemcpy(expected.get(), batch.master_out.get(), all * sizeof(float),
+                        cudaMemcpyDeviceToDevice));
+  batch.master_out.Fill(0xFF);
+  const PreparedUpdate prepared = Prepare(config, kRows, kCols, kCount);
+  if (prepared.graph == nullptr) return 1;
+  const std::vector<PassMatrix> matrices = batch.Matrices(0, kCount);
+  for (int run = 0; run < 5; ++run) CUDA_CHECK(prepared.graph->Launch(nullptr, matrices));
   CUDA_CHECK(cudaDeviceSynchronize());
   int64_t different = 0;
-  for (size_t i = 0; i < batches.size(); ++i) {
-    for (int64_t z = 0; z < batches[i]->count; ++z) {
-      different += DifferentBits(expected[i]->get() + z * batches[i]->slot,
-                                 batches[i]->master_out.get() + z * batches[i]->slot,
-                                 batches[i]->rows * batches[i]->cols);
-    }
+  for (int64_t z = 0; z < kCount; ++z) {
+    different += DifferentBits(expected.get() + z * batch.slot,
+                               batch.master_out.get() + z * batch.slot, kRows * kCols);
   }
-  return Row(ProductEngine::kOwn, "four batches in one launch", 0, 0, 0, different);
+  return Row(ProductEngine::kOwn, "five launches", kRows, kCols, 0, different);
 }
 
 // Masters, weights and momenta have the bits of a pass of their own where the last product writes
@@ -470,9 +442,9 @@ int64_t CheckFused(const char* preset, int64_t rows, int64_t cols, kernels::DTyp
     matrices[kCount - 1].weight_out = nullptr;
     const PreparedUpdate prepared =
         Prepare(config, rows, cols, kCount, nullptr, ProductEngine::kOwn, separate, weight);
-    if (prepared.set == nullptr) return 1;
+    if (prepared.graph == nullptr) return 1;
     if (prepared.update().newton_schulz().updates() == separate) return 1;
-    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
+    CUDA_CHECK(prepared.graph->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
     const Buffer<float>* const written[] = {&batch.momentum_out, &batch.master_out, &weights};
     for (int i = 0; i < 3; ++i) {
@@ -499,13 +471,13 @@ int64_t CheckOften(const MuonConfig& config, int64_t rows, int64_t cols) {
     const int64_t all = batch.slot * count;
     FillRandom(batch.gradient.get(), 1, all, all, all, 1, 40, false, Fill::kNormal, 1.0F);
     const PreparedUpdate prepared = Prepare(config, rows, cols, count, &tuner);
-    if (prepared.set == nullptr) return 1;
-    CUDA_CHECK(prepared.set->Launch(nullptr, batch.Matrices(0, count)));
+    if (prepared.graph == nullptr) return 1;
+    CUDA_CHECK(prepared.graph->Launch(nullptr, batch.Matrices(0, count)));
     Buffer<float> first(all);
     CUDA_CHECK(cudaMemcpy(first.get(), batch.master_out.get(), all * sizeof(float),
                           cudaMemcpyDeviceToDevice));
     for (int i = 0; i < 200; ++i) {
-      CUDA_CHECK(prepared.set->Launch(nullptr, batch.Matrices(0, count)));
+      CUDA_CHECK(prepared.graph->Launch(nullptr, batch.Matrices(0, count)));
     }
     CUDA_CHECK(cudaDeviceSynchronize());
     different += DifferentBits(first.get(), batch.master_out.get(), all);
@@ -649,7 +621,7 @@ int Main(bool brief, bool own_only) {
   using kernels::DType;
   int64_t wrong = CheckFused("dmuon", 136, 200, DType::kBF16);
   wrong += CheckFused("torch", 200, 136, DType::kF32);
-  wrong += CheckSet();
+  wrong += CheckLaunches();
   wrong += CheckEngine(ProductEngine::kOwn, brief);
   const absl::Status library = own_only ? absl::OkStatus() : kernels::cuda::CheckLibrary();
   if (own_only) {
