@@ -104,7 +104,6 @@ void LaneSet::OnStarted(LaneIndex lane, uint32_t epoch) {
 }
 
 absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
-  At(lane).known.checked = true;  // unless it differs: then all processes are given up
   v1::LaneBits& own = At(lane).known.bits;
   const bool first = own.ByteSizeLong() == 0;
   std::optional<Difference> differs;
@@ -125,6 +124,7 @@ absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
     differs = {"core type", own.core_type(), bits.core_type()};
   }
   if (!differs.has_value()) {
+    At(lane).known.checked = true;
     if (first) own = bits;
     // One that a lane loads later than its predecessor did counts from now on.
     for (const v1::LaneBits::Module& module : bits.modules()) {

@@ -499,6 +499,9 @@ class NodeJob {
   // Lanes are wanted again when it is time.
   void RetryLanes(TimePoint now);
   void OnLaneBits(TimePoint now, LaneIndex lane, const v1::LaneBits& bits);
+  // Lanes of other nodes may have been told of one that lives here.
+  [[nodiscard]] bool LanesKnownElsewhere() const;
+  void TellLaneLost(LaneIndex lane, const std::string& detail);
   void OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& loaded);
 
   // node_job_reform.cc

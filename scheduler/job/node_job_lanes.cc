@@ -114,10 +114,27 @@ void NodeJob::OnLaneBits(TimePoint now, LaneIndex lane, const v1::LaneBits& bits
   if (job_->phase != Phase::kStarting) return;
   const absl::Status same = job_->lanes.CheckBits(lane, bits);
   if (same.ok()) return;
+  const bool known_elsewhere = LanesKnownElsewhere();
   // All end: none of these processes may be kept for others' work, with what it has loaded.
   Do(node::EndLanes{});
   job_->lanes.GiveUp();
-  OnLanesNotStarted(now, same);
+  if (!job_->over_old_memory || !known_elsewhere) return OnLanesNotStarted(now, same);
+  // Lanes of other nodes are about to connect, or have connected, with its siblings, which are
+  // gone: they need an epoch of their own, too.
+  job_->lane_retry.reset();
+  TellLaneLost(lane, std::string(same.message()));
+}
+
+bool NodeJob::LanesKnownElsewhere() const {
+  return options_.nodes > 1 && job_->lanes.any_checked();
+}
+
+void NodeJob::TellLaneLost(LaneIndex lane, const std::string& detail) {
+  v1::MemberMessage message;
+  message.mutable_lane_lost()->set_lane(job_->lanes[lane].id.value());
+  message.mutable_lane_lost()->set_detail(detail);
+  message.mutable_lane_lost()->set_epoch(job_->lanes.epoch());
+  Tell(std::move(message));
 }
 
 void NodeJob::PrepareLanes() {
@@ -273,8 +290,7 @@ node::Actions NodeJob::OnLaneGone(TimePoint now, LaneIndex lane, const std::stri
   const int32_t id = job_->lanes[lane].id.value();
   Say(node::Note::Level::kError, "lane lost",
       {{"step", LastCommitted()}, {"lane", id}, {"what", last_words}});
-  const bool known_elsewhere = options_.nodes > 1 && job_->lanes.any_checked();
-  if (began && job_->phase == Phase::kStarting && job_->over_old_memory && !known_elsewhere) {
+  if (began && job_->phase == Phase::kStarting && job_->over_old_memory && !LanesKnownElsewhere()) {
     // No other node knows of this node's lanes yet: a library or a thread was lacking, say.
     Do(node::EndLanes{.others_follow = true});
     job_->lanes.GiveUp();
@@ -282,13 +298,9 @@ node::Actions NodeJob::OnLaneGone(TimePoint now, LaneIndex lane, const std::stri
                                "lane ", id, " ended before it was configured: ", last_words)));
     return Take();
   }
-  v1::MemberMessage message;
-  message.mutable_lane_lost()->set_lane(id);
-  message.mutable_lane_lost()->set_detail(last_words);
-  message.mutable_lane_lost()->set_epoch(job_->lanes.epoch());
   // The coordinator says what comes of it: other lanes, or that this was once too often, or that a
   // job that had not begun is refused.
-  Tell(std::move(message));
+  TellLaneLost(lane, last_words);
   return Take();
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
 #include "tests/scheduler/simulated_member.h"
 #include "tests/scheduler/simulated_trainer.h"
@@ -13,7 +14,7 @@ namespace dmuond::scheduler::testing {
 void SimulatedLane::Renew(uint32_t epoch) {
   ++generation_;
   epoch_ = epoch;
-  dead_ = hangs_ = false;
+  dead_ = hangs_ = connects_ = false;
   armed_ = {};
   submitted_.clear();
   begun_.clear();
@@ -26,15 +27,30 @@ void SimulatedLane::Renew(uint32_t epoch) {
   own_memory_.clear();
 }
 
-void SimulatedLane::SayReady(Microseconds after) {
-  const auto ready = [this, generation = generation_] {
+void SimulatedLane::Begin(Microseconds after, const std::string& bits) {
+  const auto configured = [this, bits, generation = generation_] {
     if (dead_ || hangs_ || generation_ != generation) return;
+    v1::LaneReport told;
+    told.mutable_bits()->set_code(bits);
+    Report(std::move(told));
+    if (simulation_.world.inputs.nodes == 1) return SayReady();
+    connects_ = true;
     v1::LaneReport report;
-    report.mutable_ready()->set_device("simulated");
+    v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
+    rendezvous.set_rail(rail_.value());
+    rendezvous.set_node(node_.value());
+    rendezvous.set_epoch(epoch_);
+    rendezvous.set_blob(absl::StrCat(generation));
     Report(std::move(report));
   };
-  if (simulation_.instant) return ready();
-  simulation_.time.After(after, ready);
+  if (simulation_.instant) return configured();
+  simulation_.time.After(after, configured);
+}
+
+void SimulatedLane::SayReady() {
+  v1::LaneReport report;
+  report.mutable_ready()->set_device("simulated");
+  Report(std::move(report));
 }
 
 void SimulatedLane::Die() {
@@ -87,6 +103,14 @@ void SimulatedLane::Hear(const v1::LaneCommand& command) {
   ++progress_;
   v1::LaneReport report;
   switch (command.command_case()) {
+    case Kind::kRendezvous:
+      if (!std::exchange(connects_, false)) {
+        return simulation_.Fail("a lane meets an unexpected rendezvous");
+      }
+      if (command.rendezvous().blobs(node_.value()) != absl::StrCat(generation_)) {
+        return simulation_.Fail("a lane is to connect with its own predecessor's peers");
+      }
+      return SayReady();
     case Kind::kArm:
       armed_ = FromProto(command.arm());
       reported_.clear();
@@ -139,7 +163,8 @@ void SimulatedLane::Hear(const v1::LaneCommand& command) {
     case Kind::kPing:
       report.mutable_pong()->set_number(command.ping().number());
       report.mutable_pong()->set_progress(progress_);
-      report.mutable_pong()->set_awaits_rail(publishing() || armed_.attempt.value() != 0);
+      report.mutable_pong()->set_awaits_rail(connects_ || publishing() ||
+                                             armed_.attempt.value() != 0);
       return Report(std::move(report));
     default:
       return;

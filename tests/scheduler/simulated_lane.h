@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,9 +29,11 @@ class SimulatedLane {
   void End();
   // The process lives and does nothing more, for ever.
   void Hang() { hangs_ = true; }
-  // Another one in its place, over the same memory; it says so after a while.
+  // Another one in its place, over the same memory.
   void Renew(uint32_t epoch);
-  void SayReady(Microseconds after);
+  // It is configured after a while: says its bits, connects its rail where there are other nodes,
+  // and is ready.
+  void Begin(Microseconds after, const std::string& bits);
   void ForgetMemory();
 
   // Signals of trainers, which no message tells.
@@ -57,6 +60,7 @@ class SimulatedLane {
   void ProgressCollect();
   void ProgressPublish();
   void ReportPublished();
+  void SayReady();
   void ReportReady(RailOperation operation, BucketId bucket, Attempt attempt, AttemptKind kind);
   [[nodiscard]] LaneId id() const {
     return LaneId(node_.value() * simulation_.world.inputs.lanes_per_node + rail_.value());
@@ -72,6 +76,7 @@ class SimulatedLane {
   uint64_t progress_ = 0;
   bool dead_ = true;
   bool hangs_ = false;
+  bool connects_ = false;  // its rail awaits the other nodes' lanes
   OpenAttempt armed_;
   std::map<Attempt, std::map<TrainerRank, Submission>> submitted_;
   std::map<Attempt, AttemptKind> begun_;

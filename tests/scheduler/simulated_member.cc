@@ -316,7 +316,15 @@ void SimulatedMember::Do(const node::StartLanes& order) {
   Perform(job_->OnLanesStarted(
       simulation_.Now(), lacks ? absl::ResourceExhaustedError("no memory") : absl::OkStatus()));
   if (lacks) return;
-  for (SimulatedLane& lane : lanes_) lane.SayReady(Soon(200));
+  // A library was replaced for a moment: one lane has loaded the other build.
+  const bool replaced = order.anew && simulation_.chance.Of(5);
+  const auto other = replaced ? simulation_.chance.Pick(0, static_cast<int64_t>(lanes_.size()) - 1)
+                              : static_cast<int64_t>(lanes_.size());
+  for (size_t rail = 0; rail < lanes_.size(); ++rail) {
+    const bool differs = static_cast<int64_t>(rail) == other;
+    if (differs) ++simulation_.counts.other_bits;
+    lanes_[rail].Begin(Soon(200), differs ? "another build" : "the build");
+  }
   if (simulation_.time.now() >= simulation_.group.lanes_fail_until) return;
   simulation_.time.After(Soon(100), [this, epoch = order.epoch, boot = boot_] {
     if (boot_ == boot && job_->exists() && job_->epoch() == epoch) LaneDies(LaneIndex(0));

@@ -77,6 +77,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   replacements += other.replacements;
   lane_deaths += other.lane_deaths;
   lane_hangs += other.lane_hangs;
+  other_bits += other.other_bits;
   broken_links += other.broken_links;
   daemon_deaths += other.daemon_deaths;
   coordinator_deaths += other.coordinator_deaths;

@@ -43,6 +43,7 @@ struct SimulationCounts {
   int64_t replacements = 0;      // trainers that took a dead one's place
   int64_t lane_deaths = 0;
   int64_t lane_hangs = 0;
+  int64_t other_bits = 0;  // lanes that would have computed other bits than the job began with
   int64_t broken_links = 0;
   int64_t daemon_deaths = 0;
   int64_t coordinator_deaths = 0;

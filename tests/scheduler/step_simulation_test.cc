@@ -39,9 +39,9 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << all.goes << " rail operations, " << all.repeated_answers
             << " answers to repeated submissions, " << all.replacements << " trainers replaced, "
             << all.lane_deaths << " lanes (" << all.lane_hangs << " of them hung), "
-            << all.daemon_deaths << " daemons and " << all.coordinator_deaths
-            << " coordinators killed, " << all.broken_links << " links cut, " << all.departures
-            << " planned departures, " << all.snapshots_seen
+            << all.other_bits << " lanes with other bits, " << all.daemon_deaths << " daemons and "
+            << all.coordinator_deaths << " coordinators killed, " << all.broken_links
+            << " links cut, " << all.departures << " planned departures, " << all.snapshots_seen
             << " snapshots found by who left a broken group, " << all.reformations
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
@@ -67,6 +67,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.replacements,
                         all.lane_deaths,
                         all.lane_hangs,
+                        all.other_bits,
                         all.daemon_deaths,
                         all.coordinator_deaths,
                         all.broken_links,
