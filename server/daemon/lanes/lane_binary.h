@@ -2,6 +2,10 @@
 // descriptor, so that a file that replaces it, or is missing for a moment, does not become a lane
 // of a job that began with this one.
 //
+// It is opened for reading, though nothing is read by it: an NFS client keeps a file that its own
+// machine replaces or removes for as long as it is open there, and O_PATH does not open it: lanes
+// would meet ESTALE. (Where another machine removes the file, its server keeps nothing for us.)
+//
 // Who writes into the very file, which an upgrade does not, changes it: lanes then differ, and
 // scheduler::LaneSet::CheckBits() refuses them.
 //
@@ -28,7 +32,7 @@ class LaneBinary {
   LaneBinary() = default;  // of a daemon that starts no lanes
   explicit LaneBinary(std::string path)
       : path_(std::move(path)),
-        file_(std::make_shared<wire::UniqueFd>(::open(path_.c_str(), O_PATH | O_CLOEXEC))),
+        file_(std::make_shared<wire::UniqueFd>(::open(path_.c_str(), O_RDONLY | O_CLOEXEC))),
         error_(file_->valid() ? 0 : errno) {}
 
   // As it was given.

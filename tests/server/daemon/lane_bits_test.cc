@@ -1,5 +1,8 @@
 #include "server/daemon/lanes/lane_bits.h"
 
+#include <fcntl.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -20,6 +23,13 @@ TEST(LaneBitsTest, TheLanesProgramSaysWhatDecidesItsBits) {
   EXPECT_EQ(bits->code().size(), 16);
   EXPECT_THAT(bits->library(), AllOf(HasSubstr("OpenBLAS "), HasSubstr(", glibc ")));
   EXPECT_NE(bits->core_type(), "");
+}
+
+// A file on NFS that is replaced stays for who has it open; O_PATH is no open file there.
+TEST(LaneBitsTest, TheProgramIsAnOpenFile) {
+  const auto file = LaneBinary("/bin/true").file();
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(::fcntl(*file, F_GETFL) & (O_PATH | O_ACCMODE), O_RDONLY);
 }
 
 TEST(LaneBitsTest, AProgramThatDoesNotIsNamedWithWhatItHasSaid) {
