@@ -48,6 +48,7 @@ void DirectCalls::OnFormed(const v1::JoinReply& formed) {
   MutexLock lock(mutex_);
   addresses_.assign(formed.peer_addresses().begin(), formed.peer_addresses().end());
   links_.clear();
+  attempts_.clear();
 }
 
 void DirectCalls::Stop() {
@@ -85,6 +86,12 @@ bool DirectCalls::Link::ended() const {
 }
 
 absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> DirectCalls::StubOf(int32_t node) {
+  const auto stub_over = [](const absl::StatusOr<std::shared_ptr<grpc::Channel>>& channel)
+      -> absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> {
+    if (!channel.ok()) return channel.status();
+    return v1::Direct::NewStub(*channel);
+  };
+  const auto own = std::make_shared<Attempt>();
   std::string address;
   {
     MutexLock lock(mutex_);
@@ -93,11 +100,34 @@ absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> DirectCalls::StubOf(int32_t no
                    Say("the group has not formed: node ", Named("node", node), " is not known"));
     }
     const auto link = links_.find(node);
-    if (link != links_.end() && !link->second.ended()) {
-      return v1::Direct::NewStub(link->second.channel);
+    if (link != links_.end() && !link->second.ended()) return stub_over(link->second.channel);
+    if (const auto found = attempts_.find(node); found != attempts_.end()) {
+      const std::shared_ptr<Attempt> others = found->second;
+      if (others->waiting >= kWaitingMax) {
+        return Error(absl::StatusCode::kResourceExhausted, "PEER_CALLS_TOO_MANY",
+                     Say("there is no connection to node ", Named("node", node), " yet, and ",
+                         Named("waiting", others->waiting), " calls wait for it already"));
+      }
+      ++others->waiting;
+      while (!others->made.has_value()) changed_.Wait(mutex_);
+      return stub_over(*others->made);
     }
+    attempts_[node] = own;
     address = addresses_[node];
   }
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(node, address);
+  MutexLock lock(mutex_);
+  own->made = channel;
+  // Where the group has formed anew meanwhile, another one may be under way.
+  if (const auto found = attempts_.find(node); found != attempts_.end() && found->second == own) {
+    attempts_.erase(found);
+  }
+  changed_.NotifyAll();
+  return stub_over(channel);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> DirectCalls::Connect(int32_t node,
+                                                                    const std::string& address) {
   absl::StatusOr<wire::UniqueFd> connected = connections_.Connect(address, node);
   if (absl::IsUnauthenticated(
           connected.status())) {  // of a trainer's call that would be said of him
@@ -111,10 +141,10 @@ absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> DirectCalls::StubOf(int32_t no
   link.channel = ChannelOver(*std::move(connected));
   std::shared_ptr<grpc::Channel> channel = link.channel;
   MutexLock lock(mutex_);
-  // The group may have formed anew meanwhile: then this one is for this call alone.
+  // The group may have formed anew meanwhile: then this one is for these calls alone.
   const bool same = node < static_cast<int32_t>(addresses_.size()) && addresses_[node] == address;
   if (same) links_[node] = std::move(link);
-  return v1::Direct::NewStub(channel);
+  return channel;
 }
 
 absl::StatusOr<std::vector<v1::LaneTrace>> DirectCalls::TraceNode(int32_t node,

@@ -3,8 +3,9 @@
 // come in, which direct_service.h answers.
 //
 // Calls to a node share a connection, which is made for the first one, and again for the first one
-// after its end. Its ends are proven (peer_connections.h). Without TLS each call is, too, by what
-// peer_calls.h has: nobody on the way can make, change or repeat one.
+// after its end. Calls that come while it is being made wait for it, and fail as it does. Its ends
+// are proven (peer_connections.h). Without TLS each call is, too, by what peer_calls.h has: nobody
+// on the way can make, change or repeat one.
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECT_CALLS_H_
@@ -33,6 +34,10 @@ namespace dmuond::server {
 
 class DirectCalls {
  public:
+  // So many calls to one node wait for its connection. The next ones are refused: the other end
+  // closes connections that are not proven where there are many, and who waits holds a thread.
+  static constexpr int kWaitingMax = 128;
+
   // `connections` must outlive it. `secret`: what calls are proven by; unset: by their connection.
   DirectCalls(int32_t node, int32_t nodes, PeerConnections& connections,
               const std::optional<PeerSecret>& secret)
@@ -67,6 +72,7 @@ class DirectCalls {
   absl::StatusOr<StateTensor> ReadOnce(int32_t node, v1::ReadStateRequest request, size_t elements);
   absl::Status WriteOnce(int32_t node, v1::WriteStateRequest request);
   absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> StubOf(int32_t node);
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(int32_t node, const std::string& address);
   // Waits before a call is repeated. False: it is not to be repeated.
   bool MayCallAgain(const absl::Status& status, std::chrono::steady_clock::time_point deadline);
 
@@ -76,6 +82,11 @@ class DirectCalls {
     wire::UniqueFd held;  // a duplicate of gRPC's descriptor, by which its end is seen
     [[nodiscard]] bool ended() const;
   };
+  // To make one.
+  struct Attempt {
+    std::optional<absl::StatusOr<std::shared_ptr<grpc::Channel>>> made;  // unset: not yet
+    int waiting = 0;                                                     // calls
+  };
 
   PeerConnections& connections_;
   PeerCalls calls_;
@@ -84,6 +95,8 @@ class DirectCalls {
   bool stopped_ DMUOND_GUARDED_BY(mutex_) = false;
   std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);  // by node
   std::map<int32_t, Link> links_ DMUOND_GUARDED_BY(mutex_);       // of the group as it is formed
+  // By node, likewise. Calls of before it formed hold theirs.
+  std::map<int32_t, std::shared_ptr<Attempt>> attempts_ DMUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace dmuond::server

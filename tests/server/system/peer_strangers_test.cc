@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -384,6 +386,11 @@ class FalseOwner final : public v1::Direct::Service {
     }
     grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
   }
+  // Somebody else has connected.
+  [[nodiscard]] bool HasAnother() const {
+    pollfd polled{listener_.socket.get(), POLLIN, 0};
+    return ::poll(&polled, 1, 0) > 0;
+  }
   grpc::Status ReadState(grpc::ServerContext* /*context*/, const v1::ReadStateRequest* /*request*/,
                          grpc::ServerWriter<v1::ReadStateReply>* writer) override {
     v1::ReadStateReply reply;
@@ -421,6 +428,46 @@ TEST(PeerStrangersCallsTest, WhoAnswersInAnotherNodesPlaceIsNotBelieved) {
   }
   ExpectRefused(calls.WriteState(1, v1::WriteStateRequest()),
                 {StatusCode::kUnavailable, "PEER_NOT_PROVEN", {"node 1"}});
+}
+
+// Each made a connection of its own, of which the other end closes all but a few.
+TEST(PeerStrangersCallsTest, CallsThatComeAtOnceShareOneConnectionAndTooManyAreRefused) {
+  constexpr int kTooMany = 5;
+  FalseOwner owner;
+  PeerClient self(0);
+  PeerClient other(1);
+  server::DirectCalls calls(0, 2, self.connections(), server::PeerSecret(kGroupSecret));
+  v1::JoinReply formed;
+  formed.set_epoch(1);
+  formed.add_peer_addresses("127.0.0.1:9");
+  formed.add_peer_addresses(owner.address());
+  calls.OnFormed(formed);
+  std::mutex mutex;
+  std::condition_variable refused_one;
+  int refused = 0;
+  int answered = 0;
+  const auto call = [&] {
+    const absl::Status status = calls.WriteState(1, v1::WriteStateRequest());
+    const std::lock_guard<std::mutex> lock(mutex);
+    // The one that is answered does not prove its answers here.
+    answered += scheduler::ReasonOf(status) == "PEER_NOT_PROVEN" ? 1 : 0;
+    refused += scheduler::ReasonOf(status) == "PEER_CALLS_TOO_MANY" ? 1 : 0;
+    refused_one.notify_one();
+  };
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 1 + server::DirectCalls::kWaitingMax + kTooMany; ++i) {
+    callers.emplace_back(call);
+  }
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    EXPECT_TRUE(
+        refused_one.wait_for(lock, std::chrono::seconds(30), [&] { return refused == kTooMany; }));
+  }
+  owner.TakeOne(&other.connections());
+  EXPECT_FALSE(owner.HasAnother());
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, 1 + server::DirectCalls::kWaitingMax);
+  EXPECT_FALSE(owner.HasAnother());
 }
 
 }  // namespace
