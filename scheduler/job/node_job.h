@@ -225,8 +225,9 @@ class NodeJob {
   };
   // Something has to change before the session can be open: ask again.
   struct Later {
-    absl::Status why;        // what the caller is told when it cannot wait any longer
-    bool long_wait = false;  // a snapshot is being read, or the job is parked: it may take longer
+    absl::Status why;  // what the caller is told when it cannot wait any longer
+    // A snapshot is being read, the job is parked, or it waits for its group: it may take longer.
+    bool long_wait = false;
   };
   // The present job has to end first: call Discard().
   struct MustDiscard {};
@@ -527,6 +528,7 @@ class NodeJob {
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const;
   [[nodiscard]] bool HasClosed(int32_t rank) const;
   [[nodiscard]] bool CannotGoBack() const;
+  [[nodiscard]] bool WaitsForGroup() const;
   [[nodiscard]] absl::Status CheckOpen(const Opening& opening, const ResumePoint* found) const;
   [[nodiscard]] std::string WhoseState(int32_t rank, const ResumePoint* found) const;
 

@@ -38,8 +38,9 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     return Later{NotReadyToOpen(opening.rank), /*long_wait=*/true};
   } else if (job_->phase == Phase::kFailed || job_->ending || CannotGoBack() ||
              !KnowsItsStep(opening.rank)) {
-    // A job that was lost ends with its last session; who starts it again may be faster.
-    return Later{NotReadyToOpen(opening.rank)};
+    // A job that was lost ends with its last session; who starts it again may be faster. One whose
+    // group is broken waits for it, and its ranks' replacements do, too.
+    return Later{NotReadyToOpen(opening.rank), /*long_wait=*/WaitsForGroup()};
   }
   // The new process may export other memory by the same handle that its predecessor's had.
   if (job_ != nullptr && Unmaps(opening.rank)) return Later{NotReadyToOpen(opening.rank)};
@@ -86,6 +87,8 @@ bool NodeJob::HasClosed(int32_t rank) const {
 // coordinator is about to end it. The snapshot is there, and whoever comes then finds it.
 bool NodeJob::CannotGoBack() const { return job_->phase == Phase::kRegistering && job_->goes_back; }
 
+bool NodeJob::WaitsForGroup() const { return job_->broken_since.has_value() && job_->failed.ok(); }
+
 absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   const auto refuse = [rank, &job = job_->name](const char* why) {
     return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
@@ -101,6 +104,10 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
     return refuse("the job is parked, because its lanes cannot work, and they are tried again");
   }
   if (lanes_come()) return refuse("lanes are being replaced");
+  if (WaitsForGroup()) {
+    return refuse(
+        "the group is broken, and the job waits for it to form anew for --session_linger");
+  }
   if (Unmaps(rank)) return refuse("lanes still unmap the memory of the rank's last trainer");
   return refuse("the group has to form anew, or to say what became of the rank's last attempt");
 }

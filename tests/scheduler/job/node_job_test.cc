@@ -326,6 +326,27 @@ TEST_P(NodeJobTest, ARunningJobWaitsForTheGroupToFormAnew) {
   EXPECT_EQ(job_.phase(), Phase::kFailed);
 }
 
+// It was refused after a --register_timeout, though the job waited on.
+TEST_P(NodeJobTest, AReplacementWaitsForABrokenGroupAsLongAsItsJobDoes) {
+  Perform(job_.OnTrainerGone(Run(), "killed"));
+  Perform(job_.OnBroken(now_, "node 0 is gone"));
+  NodeJob::Opening opening;
+  opening.world_size = 1;
+  opening.job = "job";
+  opening.resume = v1::OpenSessionRequest::RESUME_IF_PRESENT;
+  const auto waits = [&] {
+    const auto answer = job_.WhyNotOpen(opening, {});
+    return answer.has_value() && std::holds_alternative<NodeJob::Later>(*answer)
+               ? std::get<NodeJob::Later>(*answer)
+               : NodeJob::Later();
+  };
+  EXPECT_TRUE(waits().long_wait);
+  EXPECT_THAT(std::string(waits().why.message()), HasSubstr("--session_linger"));
+  now_ += kOptions.session_linger;
+  Perform(job_.OnTick(now_, {}));
+  EXPECT_FALSE(waits().long_wait);
+}
+
 // Seen in a cell of the fault matrix: it was let in, and waited for lanes that nobody started.
 TEST_P(NodeJobTest, WhoComesToAJobThatIsGivenUpWaitsForItsEnd) {
   Perform(job_.OnTrainerGone(Run(), "killed"));
