@@ -38,15 +38,25 @@ void Departure::End(absl::Status saved) {
   state_ = State::kPublishing;
 }
 
+// The group may be broken: by others who leave too. What is saved needs no group, nor does what is
+// saved nowhere. While this node's part of a parked job has no lanes, nothing can be committed.
+bool Departure::NeedsNoHalt(const NodeJob& job) const {
+  if (job.epoch() == 0) return job.Saved() || !saves_;
+  return job.exists() && job.parked() && job.Saved();
+}
+
+bool Departure::NothingIsPublished(const NodeJob& job) {
+  return job.epoch() == 0 || !job.failure().ok() || (job.exists() && job.parked());
+}
+
 bool Departure::HasNews(const NodeJob& job) const {
   switch (state_) {
     case State::kHalting:
-      return !job.CheckStill(number_).ok() || job.halted() ||
-             (job.epoch() == 0 && (job.Saved() || !saves_));
+      return !job.CheckStill(number_).ok() || job.halted() || NeedsNoHalt(job);
     case State::kSaving:
       return !job.CheckStill(number_).ok() || !job.halted() || request_->HasNews(job);
     case State::kPublishing:
-      return job.epoch() == 0 || job.Published() || !job.failure().ok();
+      return NothingIsPublished(job) || job.Published();
     case State::kServing:
     case State::kPrepared:
       return true;
@@ -67,9 +77,7 @@ node::Actions Departure::Advance(TimePoint now, NodeJob& job) {
     state_ = State::kHalting;
   }
   if (state_ == State::kHalting) {
-    // The group may be broken: by others who leave too. What is saved needs no group, nor does what
-    // is saved nowhere.
-    if (job.epoch() == 0 && (job.Saved() || !saves_)) {
+    if (NeedsNoHalt(job)) {
       End(absl::OkStatus());
     } else if (job.halted() && !saves_) {
       End(absl::OkStatus());
@@ -94,7 +102,7 @@ node::Actions Departure::Advance(TimePoint now, NodeJob& job) {
   }
   // Trainers of this node have their weights, and their answer.
   if (state_ == State::kPublishing &&
-      (job.epoch() == 0 || job.Published() || !job.failure().ok() || now >= deadline_)) {
+      (NothingIsPublished(job) || job.Published() || now >= deadline_)) {
     state_ = State::kPrepared;
   }
   return actions;

@@ -4,14 +4,17 @@
 //
 //               begin          halted        saved       broken, formed   job over   deadline
 //   Serving     Halting (1)    -             -           -                -          -
-//   Halting     -              Saving (2)    -           Halting          Publishing Publishing
+//   Halting     -              Saving (2)    (3)         Halting          Publishing Publishing
 //   Saving      -              -             Publishing  Halting          Publishing Publishing
 //   Publishing  -              -             -           Prepared         Prepared   Prepared
 //   Prepared    -              -             -           -                -          -
 //
 // (1) Publishing where there is nothing to save. (2) Publishing where nothing can be saved; then
-// the group may be broken, too. Whether the job is saved is also seen in the directory, when it is
-// broken. Publishing also ends when the trainers of this node have the weights of the last step.
+// the group may be broken, too. (3) Publishing where the group is broken, and where the job is
+// parked: without lanes of this node nothing is committed, and it gets no lanes here any more.
+// Whether the job is saved is also seen in the directory, when it is broken. Publishing also ends
+// when the trainers of this node have the weights of the last step, and where no lanes can give
+// them those: in a parked job.
 #ifndef DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 #define DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 
@@ -55,6 +58,10 @@ class Departure {
 
  private:
   void End(absl::Status saved);
+  // Nothing is lost when this node leaves as the job stands now.
+  [[nodiscard]] bool NeedsNoHalt(const NodeJob& job) const;
+  // No weights come to the trainers of this node, however long it stays.
+  [[nodiscard]] static bool NothingIsPublished(const NodeJob& job);
 
   State state_ = State::kServing;
   TimePoint deadline_;

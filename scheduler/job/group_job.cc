@@ -229,6 +229,7 @@ AddressedMessages GroupJob::MemberGone(TimePoint now, int32_t node, const std::s
   if (job_ == nullptr || !job_->has_steps() || job_->steps->lost() || !waits) {
     return Lost(now, OutcomeReason::kPeerLost, detail);
   }
+  ForgetOldLosses(now);
   job_->steps->Suspend();
   job_->goes->Forget();
   job_->Enter(Phase::kInterrupted);

@@ -66,6 +66,9 @@ namespace dmuond::scheduler {
 
 // So many lanes may die while the same step is the next one to commit; then the job is parked.
 inline constexpr int32_t kLaneDeathsMax = 3;
+// Lanes that have worked for so long on every node are not what keeps the step from its end, though
+// it may still wait for a rank: what lanes have died before counts no more.
+inline constexpr std::chrono::milliseconds kLanesWork{300'000};
 // A parked job is tried again after the first; each time that it is parked again before a step has
 // committed, after twice as long, up to the second.
 inline constexpr std::chrono::milliseconds kParkedFirst{1'000};
@@ -192,14 +195,17 @@ class GroupJob {
     bool saving_last = false;  // a rank is missing for good, and the state is being saved
     int32_t world_size = 0;
     uint32_t back_epoch = 0;  // of its last rollback
-    // So many lanes have died while the step of `deaths_in` was the next one to commit.
+    // So many lanes have died while the step of `deaths_in` was the next one to commit, and since
+    // lanes have worked for kLanesWork.
     int32_t deaths = 0;
     StepId deaths_in;
-    // It was parked so often since the step of `parked_in` has become the next one to commit.
+    // It was parked so often since the step of `parked_in` has become the next one to commit, or
+    // since lanes have worked for kLanesWork.
     int32_t parks = 0;
     StepId parked_in;
-    TimePoint parked_since;  // the first time of those
-    TimePoint tried_again;   // in kParked: when Interrupted follows
+    TimePoint parked_since;                // the first time of those
+    TimePoint tried_again;                 // in kParked: when Interrupted follows
+    TimePoint running_since;               // in kRunning: the present lanes are ready on every node
     // Everybody has left, and why. The job ends when it is saved, at the latest at `ends_by`.
     std::optional<std::string> ends;
     std::string name;
@@ -307,6 +313,9 @@ class GroupJob {
 
   // group_job_reform.cc
   AddressedMessages OnLaneLost(TimePoint now, const v1::LaneLost& lost);
+  // Lanes or a node of a running job are lost: what was lost before no longer counts if lanes have
+  // worked for long.
+  void ForgetOldLosses(TimePoint now);
   AddressedMessages LanesLost(TimePoint now, const std::string& detail);
   AddressedMessages Park(TimePoint now, const std::string& why);
   // Tries again when that is due, or ends a job that a snapshot has. REQUIRES: kParked.
@@ -314,6 +323,8 @@ class GroupJob {
   // Counts a lane that has died; false: too many have while the same step was the next one.
   bool MayLoseALane();
   void NextEpoch();
+  // A parked job gets lanes. REQUIRES: kParked.
+  AddressedMessages TryAgain();
   // New lanes on every node, over the memory that there is, in the present epoch.
   AddressedMessages Reform();
   AddressedMessages OnMemberState(TimePoint now, int32_t from, const v1::MemberState& state);

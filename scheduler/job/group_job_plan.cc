@@ -192,6 +192,7 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   job_->ready[ready.node()] = ready.digest();
   if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
   const Attempt first = MakeAttempt(GroupEpoch(epoch_), ++attempts_);
+  job_->running_since = now;
   if (job_->interrupted()) {
     job_->Enter(Phase::kRunning);
     const Interruption why = std::exchange(job_->interruption, {});

@@ -10,7 +10,6 @@
 #include "scheduler/job/group_job.h"
 
 namespace dmuond::scheduler {
-namespace {}  // namespace
 
 AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) {
   const std::string detail = absl::StrCat("lane ", lost.lane(), " ended: ", lost.detail());
@@ -26,6 +25,7 @@ AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) 
   if (!job_->has_steps()) {
     return Lost(now, OutcomeReason::kLaneLost, detail);
   }
+  ForgetOldLosses(now);
   // Also of a job that is lost: ranks may wait for what its last step has published.
   if (!MayLoseALane()) {
     return LanesLost(now,
@@ -34,6 +34,18 @@ AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) 
   }
   job_->Enter(Phase::kInterrupted);
   job_->interruption = Interruption{OutcomeReason::kLaneLost, detail};
+  NextEpoch();
+  return Reform();
+}
+
+void GroupJob::ForgetOldLosses(TimePoint now) {
+  if (job_->phase == Phase::kRunning && now - job_->running_since >= kLanesWork) {
+    job_->deaths = job_->parks = 0;
+  }
+}
+
+AddressedMessages GroupJob::TryAgain() {
+  job_->Enter(Phase::kInterrupted);
   NextEpoch();
   return Reform();
 }
@@ -77,9 +89,7 @@ AddressedMessages GroupJob::AdvanceParked(TimePoint now) {
                      "when lanes can work"));
   }
   if (now < job_->tried_again) return {};
-  job_->Enter(Phase::kInterrupted);
-  NextEpoch();
-  return Reform();
+  return TryAgain();
 }
 
 bool GroupJob::MayLoseALane() {
@@ -237,8 +247,11 @@ void GroupJob::RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::st
   job->back_asked = asked;
   if (job_ != nullptr) {
     // Nodes that keep their sessions tell them again; those of a node that began anew are gone.
-    job->deaths_in = job_->deaths_in;
-    job->deaths = job_->deaths;
+    // Whoever loads a snapshot has looked at why lanes died.
+    if (!asked) {
+      job->deaths_in = job_->deaths_in;
+      job->deaths = job_->deaths;
+    }
     job->places = job_->places;
     job->snapshot_counts =
         job_->snapshots != nullptr ? job_->snapshots->counts() : job_->snapshot_counts;

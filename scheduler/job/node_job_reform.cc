@@ -20,6 +20,12 @@ void NodeJob::OnReform(const v1::Reform& reform) {
   if (job_ == nullptr || OfAnotherJob() || job_->planned.plan == nullptr || !job_->failed.ok()) {
     return TellCannotGoOn();
   }
+  // Its part is over: what a parked job has come to is saved, and no step may follow.
+  if (leaves_ && parked() && Saved()) {
+    return TellPlanFailed(
+        Error(absl::StatusCode::kUnavailable, "DRAINING",
+              scheduler::Say("the daemon of node ", Named("node", options_.node), " is leaving")));
+  }
   ReplaceLanes(reform.why());
 }
 

@@ -88,5 +88,26 @@ TEST_F(DepartureOfAJobTest, WhoHasNotHeardThatAllIsSavedFindsItInTheDirectory) {
   EXPECT_TRUE(departure_.saved().ok()) << departure_.saved();
 }
 
+// It waited out its time, and said that steps were lost.
+TEST_F(DepartureOfAJobTest, AParkedJobThatIsSavedIsLeftAtOnceAndGetsNoLanes) {
+  Run();
+  const SnapshotId step1 = Commit(1, 1);
+  OpenAttempt(2, 2);
+  v1::CoordinatorMessage parked;
+  parked.mutable_parked()->set_why("lanes die");
+  Hear(parked);
+  Perform(departure_.Begin(job_, now_ + seconds(5), seconds(2), /*saves=*/true));
+  EXPECT_FALSE(departure_.HasNews(job_)) << "its state is in memory alone";
+  job_.OnSnapshotSeen(step1);
+  EXPECT_TRUE(departure_.HasNews(job_));
+  Perform(departure_.Advance(now_, job_));
+  EXPECT_EQ(departure_.state(), Departure::State::kPrepared);
+  EXPECT_TRUE(departure_.saved().ok()) << departure_.saved();
+  // It is tried again before the daemon has gone: a step that came of that would be lost.
+  Reform(kEpoch + 1);
+  EXPECT_TRUE(job_.parked());
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().reason(), "DRAINING");
+}
+
 }  // namespace
 }  // namespace dmuond::scheduler

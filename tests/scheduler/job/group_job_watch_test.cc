@@ -275,6 +275,35 @@ TEST_F(GroupJobParkedTest, WhatASnapshotHasIsGivenUpAfterASessionLinger) {
   EXPECT_THAT(outcome.detail(), HasSubstr("a snapshot has all of its state"));
 }
 
+// The step waits for a rank, say, while lanes work.
+TEST_F(GroupJobParkedTest, WhatLanesHaveDiedBeforeTheyWorkedForLongCountsNoMore) {
+  Push();
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  EXPECT_TRUE(After(kParkedFirst + kMoment)[0].message.has_reform());
+  EXPECT_FALSE(LanesReady().empty());
+  (void)After(kLanesWork - kMoment);
+  ASSERT_TRUE(LoseALane()[0].message.has_parked()) << "not long enough";
+  EXPECT_TRUE(After(2 * kParkedFirst + kMoment)[0].message.has_reform());
+  EXPECT_FALSE(LanesReady().empty());
+  (void)After(kLanesWork + kMoment);
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  const AddressedMessages told = After(kParkedFirst + kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].message.has_reform()) << "not after twice as long";
+}
+
+// Long after it was parked for the first time, with all of its state in a snapshot.
+TEST_F(GroupJobParkedTest, ASavedJobIsNotGivenUpForWhatIsLongOver) {
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  EXPECT_TRUE(After(kParkedFirst + kMoment)[0].message.has_reform());
+  EXPECT_FALSE(LanesReady().empty());
+  (void)After(kLanesWork + kLinger);
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  const AddressedMessages told = After(kParkedFirst + kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].message.has_reform());
+}
+
 TEST_F(GroupJobParkedTest, ADeadRanksPlaceWaitsMeanwhile) {
   Push();
   ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
