@@ -75,6 +75,9 @@ absl::Status MembershipMachine::Check(const MemberInfo& info) const {
   status =
       Differs("BITS_DIFFER", "numeric library", info, info.bits.library, self_, self_.bits.library);
   if (!status.ok()) return status;
+  status = Differs("BITS_DIFFER", "digest of the C library's functions", info, info.bits.functions,
+                   self_, self_.bits.functions);
+  if (!status.ok()) return status;
   status = Differs("LANES_DIFFER", "number of lanes", info, info.lanes, self_, self_.lanes);
   if (!status.ok()) return status;
   status = Differs("LANE_MEMORY_DIFFERS", "memory limit per lane in bytes", info,

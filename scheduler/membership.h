@@ -26,8 +26,9 @@ namespace dmuond::scheduler {
 // What decides, beside the plan, which bits a daemon's lanes compute.
 struct LaneBits {
   std::string code;       // hash of lane and kernels
-  std::string library;    // of matrix products and functions, with versions
+  std::string library;    // of matrix products, with versions
   std::string core_type;  // the library's kernels that run
+  std::string functions;  // digest of what the C library's return
 };
 
 // What a daemon says of itself when it joins.

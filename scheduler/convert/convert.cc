@@ -400,7 +400,8 @@ scheduler::MemberInfo FromProto(const v1::JoinRequest& join) {
   info.protocol_max = join.protocol_max();
   info.device_type = join.device_type();
   info.devices = {join.devices().begin(), join.devices().end()};
-  info.bits = {join.bits().code(), join.bits().library(), join.bits().core_type()};
+  info.bits = {join.bits().code(), join.bits().library(), join.bits().core_type(),
+               join.bits().functions()};
   info.peer_address = join.peer_address();
   info.epoch = scheduler::GroupEpoch(join.epoch());
   info.boot_id = join.boot_id();

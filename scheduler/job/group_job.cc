@@ -146,6 +146,8 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
       return OnSnapshotMessage(now, from, message);
     case Kind::kLaneLost:
       return OnLaneLost(now, message.lane_lost());
+    case Kind::kLanesAccepted:
+      return OnLanesAccepted();
     case Kind::kEndJob:
       return OnEndJob(from, message.end_job());
     case Kind::kDiscarded:

@@ -206,6 +206,7 @@ class GroupJob {
     TimePoint parked_since;                // the first time of those
     TimePoint tried_again;                 // in kParked: when Interrupted follows
     TimePoint running_since;               // in kRunning: the present lanes are ready on every node
+    std::map<int32_t, v1::LaneBits> bits;  // by node that is ready: what its lanes compute with
     // Everybody has left, and why. The job ends when it is saved, at the latest at `ends_by`.
     std::optional<std::string> ends;
     std::string name;
@@ -299,6 +300,8 @@ class GroupJob {
   AddressedMessages Refuse(const absl::Status& status);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages OnPlanReady(TimePoint now, const v1::PlanReady& ready);
+  // In what lanes of the node differ from those of a node that is ready already (LANE_DIFFERS).
+  [[nodiscard]] absl::Status CheckBits(const v1::PlanReady& ready) const;
 
   // group_job_ranks.cc
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
@@ -313,6 +316,7 @@ class GroupJob {
 
   // group_job_reform.cc
   AddressedMessages OnLaneLost(TimePoint now, const v1::LaneLost& lost);
+  AddressedMessages OnLanesAccepted();
   // Lanes or a node of a running job are lost: what was lost before no longer counts if lanes have
   // worked for long.
   void ForgetOldLosses(TimePoint now);

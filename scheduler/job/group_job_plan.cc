@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/job/bits_difference.h"
 #include "scheduler/job/group_job.h"
 #include "scheduler/limits.h"
 #include "scheduler/reason.h"
@@ -135,6 +136,7 @@ AddressedMessages GroupJob::Refuse(const absl::Status& status) {
   job_->registrations.Clear();
   job_->register_deadline.reset();
   job_->ready.clear();
+  job_->bits.clear();
   job_->blobs.clear();
   return out;
 }
@@ -150,6 +152,25 @@ AddressedMessages GroupJob::OnRendezvous(const v1::Rendezvous& rendezvous) {
   complete.set_epoch(epoch_);
   for (const auto& [node, blob] : blobs) complete.add_blobs(blob);
   return out;
+}
+
+absl::Status GroupJob::CheckBits(const v1::PlanReady& ready) const {
+  // A job that goes on keeps what each node has begun with: nodes compare that themselves, and an
+  // operator may have accepted another build on one of them.
+  if (job_->has_steps() || job_->goes_back) return absl::OkStatus();
+  for (const auto& [node, bits] : job_->bits) {
+    const std::vector<BitsDifference> differences =
+        CodeDifferences(bits, ready.bits(), Between::kNodes);
+    if (differences.empty()) continue;
+    const BitsDifference& differs = differences.front();
+    return Error(absl::StatusCode::kFailedPrecondition, "LANE_DIFFERS",
+                 Say("lanes of node ", Named("node", ready.node()), " and node ",
+                     Named("other_node", node), " would compute other bits: ",
+                     Named("what", differs.what), " is ", Named("now", differs.now), " on node ",
+                     ready.node(), ", and ", Named("began", differs.began), " on node ", node,
+                     ". Install the same build on all nodes, and start the ranks again"));
+  }
+  return absl::OkStatus();
 }
 
 AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& ready) {
@@ -168,6 +189,10 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
     error =
         Say("node ", Named("node", ready.node()), " made plan ", Named("digest", ready.digest()),
             ", the coordinator ", Named("coordinators_digest", job_->planned.plan->digest));
+  } else if (const absl::Status same = CheckBits(ready); !same.ok()) {
+    reason = ReasonOf(same);
+    code = same.code();
+    error = MessageOf(same);
   }
   // It has left already, and the end of its stream is on the way.
   if (reason == "DRAINING") return MemberGone(now, ready.node(), "it leaves");
@@ -190,6 +215,7 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
     return Refuse(Error(code, reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
+  job_->bits[ready.node()] = ready.bits();
   if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
   const Attempt first = MakeAttempt(GroupEpoch(epoch_), ++attempts_);
   job_->running_since = now;

@@ -44,6 +44,13 @@ void GroupJob::ForgetOldLosses(TimePoint now) {
   }
 }
 
+AddressedMessages GroupJob::OnLanesAccepted() {
+  if (job_ == nullptr) return {};
+  job_->deaths = job_->parks = 0;
+  if (!job_->parked()) return {};
+  return TryAgain();
+}
+
 AddressedMessages GroupJob::TryAgain() {
   job_->Enter(Phase::kInterrupted);
   NextEpoch();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "scheduler/job/impossible.h"
 #include "scheduler/reason.h"
 
@@ -16,29 +17,11 @@ constexpr std::chrono::seconds kKilledWithin{60};
 
 LaneIndex Index(size_t i) { return LaneIndex(static_cast<int32_t>(i)); }
 
-using Modules = google::protobuf::RepeatedPtrField<v1::LaneBits::Module>;
-
-const v1::LaneBits::Module* FindIn(const Modules& modules, const std::string& name) {
+const v1::LaneBits::Module* FindIn(const v1::LaneBits& bits, const std::string& name) {
   const auto found =
-      std::find_if(modules.begin(), modules.end(),
+      std::find_if(bits.modules().begin(), bits.modules().end(),
                    [&](const v1::LaneBits::Module& module) { return module.name() == name; });
-  return found == modules.end() ? nullptr : &*found;
-}
-
-// The first thing in which the two differ, and how it stands in each.
-struct Difference {
-  std::string what;
-  std::string began;
-  std::string now;
-};
-std::optional<Difference> DifferenceOf(const Modules& began, const Modules& now) {
-  for (const v1::LaneBits::Module& module : now) {
-    const v1::LaneBits::Module* const before = FindIn(began, module.name());
-    if (before == nullptr || before->id() == module.id()) continue;
-    return Difference{absl::StrCat(module.name(), " (", module.path(), ")"), before->id(),
-                      module.id()};
-  }
-  return std::nullopt;
+  return found == bits.modules().end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -103,42 +86,72 @@ void LaneSet::OnStarted(LaneIndex lane, uint32_t epoch) {
   place.watch.emplace(options_);
 }
 
-absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
-  v1::LaneBits& own = At(lane).known.bits;
-  const bool first = own.ByteSizeLong() == 0;
-  std::optional<Difference> differs;
+std::vector<BitsDifference> LaneSet::Differences(LaneIndex lane, const v1::LaneBits& bits) const {
   // The lanes of a node have one program and one of each library.
   for (const Place& place : lanes_) {
-    const v1::LaneBits& began = place.known.bits;
-    if (began.ByteSizeLong() == 0 || differs.has_value()) continue;
-    differs = DifferenceOf(began.modules(), bits.modules());
-    if (!differs.has_value() && began.code() != bits.code()) {
-      differs = {"hash of lane and kernels", began.code(), bits.code()};
-    }
+    if (place.known.bits.ByteSizeLong() == 0) continue;
+    std::vector<BitsDifference> differences =
+        CodeDifferences(place.known.bits, bits, Between::kLanes);
+    if (!differences.empty()) return differences;
   }
-  // Their devices may be of several kinds.
-  if (!first && !differs.has_value() && own.library() != bits.library()) {
-    differs = {"numeric library", own.library(), bits.library()};
-  }
-  if (!first && !differs.has_value() && own.core_type() != bits.core_type()) {
-    differs = {"core type", own.core_type(), bits.core_type()};
-  }
-  if (!differs.has_value()) {
-    At(lane).known.checked = true;
-    if (first) own = bits;
+  const v1::LaneBits& own = lanes_[lane.value()].known.bits;
+  return own.ByteSizeLong() == 0 ? std::vector<BitsDifference>() : DeviceDifferences(own, bits);
+}
+
+absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
+  const std::vector<BitsDifference> differences = Differences(lane, bits);
+  Lane& known = At(lane).known;
+  if (differences.empty()) {
+    known.checked = true;
+    if (known.bits.ByteSizeLong() == 0) known.bits = bits;
     // One that a lane loads later than its predecessor did counts from now on.
     for (const v1::LaneBits::Module& module : bits.modules()) {
-      if (FindIn(own.modules(), module.name()) == nullptr) *own.add_modules() = module;
+      if (FindIn(known.bits, module.name()) == nullptr) *known.bits.add_modules() = module;
     }
     return absl::OkStatus();
   }
+  for (Place& place : lanes_) place.known.refused.Clear();
+  known.refused = bits;
   return Error(
       absl::StatusCode::kFailedPrecondition, "LANE_DIFFERS",
-      Say("lane ", Named("lane", At(lane).known.id.value()), " would go on with other bits: its ",
-          Named("what", differs->what), " is ", Named("now", differs->now),
-          ", and the job began with ", Named("began", differs->began),
-          ". Install that again, and the job goes on; a daemon that is started again goes "
-          "on from the newest snapshot with what is installed then"));
+      Say("lane ", Named("lane", known.id.value()), " would go on with other bits: its ",
+          Named("what", differences.front().what), " is ", Named("now", differences.front().now),
+          ", and the job began with ", Named("began", differences.front().began),
+          ". Install that again, and the job goes on; with `dmuonctl job accept-lanes` on this "
+          "node, or a daemon that is started again, it goes on with what is installed then"));
+}
+
+bool LaneSet::refused() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const Place& place) { return place.known.refused.ByteSizeLong() > 0; });
+}
+
+std::string LaneSet::Accept(int64_t step) {
+  std::vector<std::string> what;
+  for (Place& place : lanes_) {
+    const v1::LaneBits accepted = std::exchange(place.known.refused, {});
+    if (accepted.ByteSizeLong() == 0) continue;
+    const LaneIndex lane(static_cast<int32_t>(&place - lanes_.data()));
+    for (const BitsDifference& differs : Differences(lane, accepted)) {
+      what.push_back(
+          absl::StrCat(differs.what, " is ", differs.now, " instead of ", differs.began));
+    }
+    const v1::LaneBits before = place.known.bits;
+    for (Place& other : lanes_) {
+      v1::LaneBits& bits = other.known.bits;
+      if (bits.ByteSizeLong() == 0) continue;
+      for (v1::LaneBits::Module& module : *bits.mutable_modules()) {
+        if (const auto* by = FindIn(accepted, module.name()); by != nullptr) module = *by;
+      }
+      bits.set_code(accepted.code());
+      bits.set_functions(accepted.functions());
+      if (bits.library() == before.library()) bits.set_library(accepted.library());
+      if (bits.core_type() == before.core_type()) bits.set_core_type(accepted.core_type());
+    }
+  }
+  std::string text = absl::StrJoin(what, ", ");
+  absl::StrAppend(&accepted_, accepted_.empty() ? "" : "; ", "after step ", step, ": ", text);
+  return text;
 }
 
 bool LaneSet::OnReady(LaneIndex lane, std::string device) {
@@ -147,7 +160,9 @@ bool LaneSet::OnReady(LaneIndex lane, std::string device) {
   if (known.state != State::kStarting) return Impossible("LaneSet", Name(known.state), "ready");
   known.state = State::kReady;
   known.device = std::move(device);
-  return all_ready();
+  if (!all_ready()) return false;
+  for (Place& place : lanes_) place.known.refused.Clear();
+  return true;
 }
 
 bool LaneSet::OnGone(LaneIndex lane) {
@@ -314,6 +329,7 @@ std::string LaneSet::AwaitedFrom(LaneIndex lane, const Owed& owed) const {
 
 void LaneSet::ToRecord(v1::RecordedLanes& record) const {
   record.set_epoch(epoch_);
+  record.set_accepted(accepted_);
   for (const Place& place : lanes_) {
     v1::RecordedLane& lane = *record.add_lanes();
     lane.set_state(static_cast<v1::RecordedLane::State>(static_cast<int>(place.known.state) + 1));
@@ -324,6 +340,7 @@ void LaneSet::ToRecord(v1::RecordedLanes& record) const {
     lane.mutable_non_finite()->Add(place.known.non_finite.begin(), place.known.non_finite.end());
     *lane.mutable_bits() = place.known.bits;
     lane.set_checked(place.known.checked);
+    if (place.known.refused.ByteSizeLong() > 0) *lane.mutable_refused() = place.known.refused;
   }
   for (const auto& [rank, lane] : mapping_) {
     v1::RecordedLanes::Mapping& mapping = *record.add_mapping();
@@ -349,6 +366,7 @@ absl::StatusOr<LaneSet> LaneSet::FromRecord(LaneId first, int32_t lanes, LaneWat
   }
   LaneSet set(first, lanes, watch);
   set.epoch_ = record.epoch();
+  set.accepted_ = record.accepted();
   for (int32_t i = 0; i < lanes; ++i) {
     const v1::RecordedLane& lane = record.lanes(i);
     if (lane.state() < v1::RecordedLane::STATE_ABSENT ||
@@ -365,6 +383,7 @@ absl::StatusOr<LaneSet> LaneSet::FromRecord(LaneId first, int32_t lanes, LaneWat
     place.known.non_finite.assign(lane.non_finite().begin(), lane.non_finite().end());
     place.known.bits = lane.bits();
     place.known.checked = lane.checked();
+    place.known.refused = lane.refused();
     if (place.known.state != State::kAbsent) place.watch.emplace(watch);
   }
   for (const v1::RecordedLanes::Mapping& mapping : record.mapping()) {

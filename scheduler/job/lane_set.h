@@ -30,6 +30,7 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/record.pb.h"
+#include "scheduler/job/bits_difference.h"
 #include "scheduler/job/lane_watch.h"
 #include "scheduler/step.h"
 #include "scheduler/types.h"
@@ -45,10 +46,11 @@ class LaneSet {
     State state = State::kAbsent;
     int32_t starts = 0;  // processes that this place has had
     std::string device;
-    v1::LaneBits bits;                // that the first process here computed with; empty: none yet
-    bool checked = false;             // the present process computes with the same
-    uint64_t published_attempt = 0;   // newest whose weights it has published
-    uint64_t gathered_attempt = 0;    // newest whose gradients it has gathered
+    v1::LaneBits bits;               // that processes here compute with; empty: none yet
+    bool checked = false;            // the present process computes with the same
+    v1::LaneBits refused;            // of the newest process that differed; empty: none, or settled
+    uint64_t published_attempt = 0;  // newest whose weights it has published
+    uint64_t gathered_attempt = 0;   // newest whose gradients it has gathered
     std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as of gathered_attempt
 
     [[nodiscard]] bool lives() const {
@@ -88,6 +90,13 @@ class LaneSet {
   // (LANE_DIFFERS): not with what the job began with, so that the job would go on with other bits.
   // OK: it is the same, or the first.
   [[nodiscard]] absl::Status CheckBits(LaneIndex lane, const v1::LaneBits& bits);
+  // CheckBits() has refused a process, and not all lanes were ready since.
+  [[nodiscard]] bool refused() const;
+  // Processes may compute with what was refused, from after `step` on. Returns in what it differs,
+  // for people. REQUIRES: refused().
+  [[nodiscard]] std::string Accept(int64_t step);
+  // What was accepted, and after which steps; empty: nothing.
+  [[nodiscard]] const std::string& accepted() const { return accepted_; }
   // True: all lanes are ready by this.
   [[nodiscard]] bool OnReady(LaneIndex lane, std::string device);
   // False: its end was known already.
@@ -171,6 +180,9 @@ class LaneSet {
     std::optional<TimePoint> condemned_at;  // nullopt: it is not, or only its record says so
   };
   [[nodiscard]] Place& At(LaneIndex lane) { return lanes_[lane.value()]; }
+  // In what a process in this place that has `bits` differs from those that the job has had.
+  [[nodiscard]] std::vector<BitsDifference> Differences(LaneIndex lane,
+                                                        const v1::LaneBits& bits) const;
 
   LaneWatchOptions options_;
   uint32_t epoch_ = 0;
@@ -178,6 +190,7 @@ class LaneSet {
   std::set<std::pair<int32_t, LaneIndex>> mapping_;              // by rank
   std::map<std::pair<int32_t, LaneIndex>, uint64_t> unmapping_;  // by rank: its incarnation
   std::set<LaneIndex> loading_;
+  std::string accepted_;
 };
 
 [[nodiscard]] const char* Name(LaneSet::State state);

@@ -189,6 +189,10 @@ class NodeJob {
   // Snapshots that are ordered from now on fail with `how`; empty: the directory works again.
   void SetDiskHangs(std::string how) { disk_hangs_ = std::move(how); }
 
+  // Lanes that were refused for other bits may work from now on, and start at once. Returns in what
+  // they differ. NOT_FOUND: no job runs here. FAILED_PRECONDITION (LANES_NOT_REFUSED).
+  [[nodiscard]] absl::StatusOr<std::string> AcceptLanes(TimePoint now, node::Actions& actions);
+
   // ---- the end ----
   // Somebody ends the job on all nodes. REQUIRES: there is one.
   [[nodiscard]] node::Actions AskForEnd(const std::string& why);

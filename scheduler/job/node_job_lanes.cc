@@ -125,6 +125,25 @@ void NodeJob::OnLaneBits(TimePoint now, LaneIndex lane, const v1::LaneBits& bits
   TellLaneLost(lane, std::string(same.message()));
 }
 
+absl::StatusOr<std::string> NodeJob::AcceptLanes(TimePoint now, node::Actions& actions) {
+  if (!job_->lanes.refused()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "LANES_NOT_REFUSED",
+                 scheduler::Say("no lane of job '", Named("job", job_->name), "' on node ",
+                                Named("node", options_.node),
+                                " is refused for other bits: ask the daemon whose log says so"));
+  }
+  std::string what = job_->lanes.Accept(LastCommitted());
+  Say(node::Note::Level::kWarn, "the job goes on with lanes that an operator has accepted",
+      {{"step", LastCommitted()}, {"what", what}});
+  if (job_->lane_retry.has_value()) job_->lane_retry = LaneRetry{.since = now, .next = now};
+  v1::MemberMessage message;
+  message.mutable_lanes_accepted()->set_node(options_.node);
+  message.mutable_lanes_accepted()->set_what(what);
+  Tell(std::move(message));
+  actions = Take();
+  return what;
+}
+
 bool NodeJob::LanesKnownElsewhere() const {
   return options_.nodes > 1 && job_->lanes.any_checked();
 }

@@ -132,6 +132,7 @@ void NodeJob::TellPlanReady() {
   ready.set_node(options_.node);
   ready.set_digest(job_->planned.plan->digest);
   ready.set_epoch(job_->lanes.epoch());
+  *ready.mutable_bits() = job_->lanes[LaneIndex(0)].bits;
   Tell(std::move(message));
   Wake();
 }

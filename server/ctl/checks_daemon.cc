@@ -88,8 +88,9 @@ Finding CheckLaneFiles(const v1::LaneBits& bits) {
   finding.verdict = Verdict::kWarn;
   finding.detail = absl::StrCat("replaced on disk: ", absl::StrJoin(others, "; "));
   finding.remedy =
-      "dmuonctl drain, and start the daemon again: it goes on with what is installed. Until then a "
-      "lane that dies has no successor where a library is another one: the job waits for it";
+      "install that again; or dmuonctl drain, and start the daemon again: it goes on with what is "
+      "installed. Until then a lane that dies has no successor where a library is another one: the "
+      "job waits for it, or for dmuonctl job accept-lanes";
   return finding;
 }
 

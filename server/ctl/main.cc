@@ -79,7 +79,11 @@ constexpr std::array<Subcommand, 15> kSubcommands = {{
      "                             the same again and again, with steps a second, until q or ^C",
      RunTop},
     {"jobs", "jobs                       one line for each job", RunJobs},
-    {"job", "job end NAME [--save]      a job ends on all nodes, its trainers are told", RunJob},
+    {"job",
+     "job end NAME [--save]      a job ends on all nodes, its trainers are told\n"
+     "  job accept-lanes NAME      lanes of this node that are refused because a library was\n"
+     "                             replaced may work, though later steps may have other bits",
+     RunJob},
     {"ready", "ready                      for probes: 0 if the daemon is ready, else 1 and why not",
      RunReady},
     {"routing", "routing                    every parameter: route, owners, why", RunRouting},

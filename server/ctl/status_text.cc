@@ -54,6 +54,10 @@ std::string StatusText(const v1::GetStatusReply& status) {
                  HumanMicroseconds(lane.load_us()), lane.device()});
     }
     out << "\n" << lanes.Text();
+    if (!status.lanes_accepted().empty()) {
+      out << "lanes that differ from those that the job began with are accepted: "
+          << status.lanes_accepted() << "\n";
+    }
     for (const v1::LaneStatus& lane : status.lanes()) {
       if (lane.rail_silent_ms() == 0) continue;
       out << "the rail of lane " << lane.lane() << " has carried nothing for "

@@ -82,6 +82,7 @@ void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mute
   if (job.lanes().size() > 0) {
     const v1::LaneBits& bits = job.lanes()[scheduler::LaneIndex(0)].bits;
     if (!bits.code().empty()) *status.mutable_lane_bits() = bits;
+    status.set_lanes_accepted(job.lanes().accepted());
   }
   for (size_t i = 0; i < job.lanes().size(); ++i) {
     const scheduler::LaneIndex index(static_cast<int32_t>(i));

@@ -1,6 +1,5 @@
 // dmuond-lane: computes for one device. Started by dmuond, never by hand.
 #include <fcntl.h>
-#include <gnu/libc-version.h>
 #include <google/protobuf/text_format.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -31,6 +30,7 @@
 #include "server/common/log.h"
 #include "server/common/stray_signals.h"
 #include "server/lane/code_hash.h"
+#include "server/lane/functions.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
 #include "server/lane/modules.h"
@@ -144,8 +144,9 @@ dmuond::v1::LaneBits BitsOf(const Device& device, absl::string_view spec) {
   static_cast<void>(device);
   static_cast<void>(spec);
 #endif
+  bits.set_library(library);
   // AdamW's bias corrections are powers, which are the C library's on every device.
-  bits.set_library(absl::StrCat(library, ", glibc ", ::gnu_get_libc_version()));
+  bits.set_functions(dmuond::server::lane::FunctionsDigest());
   return bits;
 }
 

@@ -17,13 +17,12 @@
 namespace dmuond::server::lane {
 namespace {
 
-// How the names of libraries begin whose code decides bits: matrix products, functions (libm has
-// the powers of AdamW's bias corrections), and what brings gradients from node to node. An update
-// of any other library, of the log or of messages say, changes no result, and keeps no lane from
-// starting.
-constexpr std::array<absl::string_view, 11> kComputing = {
-    "libopenblas", "libblas.",  "libm.",    "libmvec.",  "libgloo.",     "libcuda.",
-    "libcudart.",  "libcublas", "libnccl.", "libnvrtc.", "libnvJitLink."};
+// How the names of libraries begin whose code decides bits: matrix products, and what brings
+// gradients from node to node. Of libm, results are compared (functions.h). An update of any other
+// library, of the log or of messages say, changes no result, and keeps no lane from starting.
+constexpr std::array<absl::string_view, 9> kComputing = {
+    "libopenblas", "libblas.", "libgloo.",  "libcuda.",     "libcudart.",
+    "libcublas",   "libnccl.", "libnvrtc.", "libnvJitLink."};
 
 bool Computes(absl::string_view name) {
   return std::any_of(kComputing.begin(), kComputing.end(), [name](absl::string_view beginning) {
@@ -65,6 +64,7 @@ void AddModules(v1::LaneBits& bits) {
     v1::LaneBits::Module& module = found[name];
     module.set_name(name);
     module.set_path(path);
+    module.set_program(program);
     module.set_id(IdOf(*loaded, path));
     return 0;
   };

@@ -23,7 +23,8 @@ MemberInfo Info(int32_t node, int32_t nodes) {
   info.version = "1.0";
   info.protocol_min = 2;
   info.protocol_max = 3;
-  info.bits = {.code = "abc", .library = "OpenBLAS 0.3.21", .core_type = "Zen"};
+  info.bits = {
+      .code = "abc", .library = "OpenBLAS 0.3.21", .core_type = "Zen", .functions = "pow, log2 0"};
   info.device_type = "cpu";
   info.peer_address = "host" + std::to_string(node) + ":7400";
   info.boot_id = 100 + node;
@@ -115,6 +116,11 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
   info.bits.core_type = "Haswell";
   ExpectRefused(info, Code::kFailedPrecondition, "BITS_DIFFER",
                 AllOf(HasSubstr("core type Haswell"), HasSubstr("has Zen")));
+  info = Info(1, 3);
+  info.bits.functions = "pow, log2 1";
+  ExpectRefused(info, Code::kFailedPrecondition, "BITS_DIFFER",
+                AllOf(HasSubstr("digest of the C library's functions pow, log2 1"),
+                      HasSubstr("has pow, log2 0")));
   info = Info(1, 3);
   info.device_type = "cuda";
   ExpectRefused(info, Code::kFailedPrecondition, "DEVICE_TYPE_DIFFERS",

@@ -141,6 +141,20 @@ absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest&
   return reply;
 }
 
+absl::StatusOr<v1::AcceptLanesReply> AdminCalls::AcceptLanes(const std::string& name) {
+  StateLock lock(core_.mutex);
+  NodeJob& job = core_.held_job();
+  if (!job.exists() || job.name() != name) return NoJob(name, {job.exists() ? job.name() : ""});
+  scheduler::node::Actions actions;
+  absl::StatusOr<std::string> what = job.AcceptLanes(std::chrono::steady_clock::now(), actions);
+  if (!what.ok()) return what.status();
+  core_.Do(std::move(actions));
+  v1::AcceptLanesReply reply;
+  reply.set_node(core_.options.node);
+  reply.set_what(*std::move(what));
+  return reply;
+}
+
 // ---- leaving ----
 
 absl::Status AdminCalls::CheckSnapshots() {

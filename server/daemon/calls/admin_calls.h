@@ -37,6 +37,8 @@ class AdminCalls {
   // Ends the job of this name on all nodes. Returns when nothing of it is left here.
   absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
                                               const Core::Cancelled& cancelled);
+  // As NodeJob::AcceptLanes(), of the job of this name.
+  absl::StatusOr<v1::AcceptLanesReply> AcceptLanes(const std::string& name);
 
   // FAILED_PRECONDITION (SNAPSHOTS_FAIL) where the job's newest snapshot failed and nobody leaves
   // yet: what a departure would save may be lost.

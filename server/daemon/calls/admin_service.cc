@@ -97,6 +97,15 @@ class AdminService final : public v1::Admin::Service {
     return Answer(
         (*place)->admin.EndJobNamed(*request, [context] { return context->IsCancelled(); }), reply);
   }
+  grpc::Status AcceptLanes(ServerContext* context, const v1::AcceptLanesRequest* request,
+                           v1::AcceptLanesReply* reply) override {
+    if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
+    absl::Status may = BeginChange(*context, "AcceptLanes", {{"job", request->name()}});
+    if (!may.ok()) return ToGrpc(may);
+    const absl::StatusOr<Place*> place = daemon_.node().PlaceOf(request->name());
+    if (!place.ok()) return ToGrpc(place.status());
+    return Answer((*place)->admin.AcceptLanes(request->name()), reply);
+  }
   grpc::Status GetReadiness(ServerContext* context, const v1::GetReadinessRequest* request,
                             v1::GetReadinessReply* reply) override {
     if (request->wait_ms() < 0 || request->wait_ms() > kWaitMsMax ||

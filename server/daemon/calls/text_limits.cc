@@ -34,6 +34,7 @@ const std::map<std::string, Limit>& Limits() {
       {"dmuond.v1.OpenSessionRequest.client", kClient},
       {"dmuond.v1.OpenSessionRequest.job", kJob},
       {"dmuond.v1.EndJobRequest.name", kJob},
+      {"dmuond.v1.AcceptLanesRequest.name", kJob},
       // A launcher's run id with host and port: torchrun's has 32 bytes or what its user chose.
       {"dmuond.v1.OpenSessionRequest.launch", {128}},
       {"dmuond.v1.OpenSessionRequest.device_uuid", {128}},  // "GPU-" and 36 bytes, or MIG's 50

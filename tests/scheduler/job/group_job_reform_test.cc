@@ -270,6 +270,64 @@ TEST_F(GroupJobLeavingTest, ANodeThatHasLeftAlreadyIsAMemberThatIsGoneAndNoLoss)
   EXPECT_THAT(Words(coordinator_.OnTick(now_ + std::chrono::seconds(900))), ElementsAre());
 }
 
+// Two nodes, and a job that begins on them.
+class GroupJobBitsTest : public ::testing::Test {
+ protected:
+  GroupJobBitsTest() {
+    EXPECT_TRUE(coordinator_.OnFormed(now_, 5).empty());
+    for (const int32_t node : {0, 1}) {
+      v1::MemberMessage state;
+      state.mutable_member_state()->set_epoch(5);
+      EXPECT_TRUE(coordinator_.OnMessage(now_, node, state).empty());
+    }
+    v1::MemberMessage session;
+    session.mutable_rank_session()->set_job("job");
+    session.mutable_rank_session()->set_world_size(1);
+    EXPECT_TRUE(coordinator_.OnMessage(now_, 0, session).empty());
+    v1::MemberMessage registration;
+    *registration.mutable_registration() = OfOneMatrix(0, 1);
+    const AddressedMessages planned = coordinator_.OnMessage(now_, 0, registration);
+    digest_ = MakePlannedJob(planned[0].message.plan())->plan->digest;
+  }
+  AddressedMessages Ready(int32_t node, const std::string& openblas, const std::string& program) {
+    v1::MemberMessage message = LanesReady(digest_, 5);
+    v1::PlanReady& ready = *message.mutable_plan_ready();
+    ready.set_node(node);
+    ready.mutable_bits()->set_code("the sources");
+    v1::LaneBits::Module& module = *ready.mutable_bits()->add_modules();
+    module.set_name("dmuond-lane");
+    module.set_id(program);
+    module.set_program(true);
+    v1::LaneBits::Module& library = *ready.mutable_bits()->add_modules();
+    library.set_name("libopenblas.so.0");
+    library.set_path("/lib/libopenblas.so.0");
+    library.set_id(openblas);
+    return coordinator_.OnMessage(now_, node, message);
+  }
+  TimePoint now_;
+  PlannedGroupJob coordinator_{{.nodes = 2}};
+  uint64_t digest_ = 0;
+};
+
+// A library was replaced on one node before the job began: its own lanes agree with each other.
+TEST_F(GroupJobBitsTest, AJobDoesNotBeginWhereNodesHaveOtherBuildsOfALibrary) {
+  EXPECT_TRUE(Ready(0, "build-id a", "build-id 1").empty());
+  const AddressedMessages told = Ready(1, "build-id b", "build-id 1");
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.refused().reason(), "LANE_DIFFERS");
+  EXPECT_EQ(told[0].message.refused().message(),
+            "lanes of node 1 and node 0 would compute other bits: libopenblas.so.0 "
+            "(/lib/libopenblas.so.0) is build-id b on node 1, and build-id a on node 0. Install "
+            "the same build on all nodes, and start the ranks again");
+}
+
+TEST_F(GroupJobBitsTest, SeveralBuildsOfTheLanesProgramAreAgreedByTheirSources) {
+  EXPECT_TRUE(Ready(0, "build-id a", "build-id 1").empty());
+  const AddressedMessages told = Ready(1, "build-id a", "build-id 2");
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].message.has_open());
+}
+
 // Two nodes with a directory, and a job whose memory one of them may have lost.
 class GroupJobFormingTest : public ::testing::Test {
  protected:

@@ -304,6 +304,25 @@ TEST_F(GroupJobParkedTest, ASavedJobIsNotGivenUpForWhatIsLongOver) {
   EXPECT_TRUE(told[0].message.has_reform());
 }
 
+TEST_F(GroupJobParkedTest, WhoAcceptsOrLoadsHasLookedAtWhyLanesDied) {
+  Push();
+  v1::MemberMessage accepted;
+  accepted.mutable_lanes_accepted();
+  EXPECT_THAT(Tell(accepted), IsEmpty());
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  const AddressedMessages told = Tell(accepted);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].message.has_reform()) << "at once";
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  v1::MemberMessage load;
+  *load.mutable_load_snapshot()->mutable_to() = SnapshotOf(3);
+  load.mutable_load_snapshot()->set_epoch(coordinator_.epoch());
+  EXPECT_TRUE(Tell(load)[0].message.has_roll_back());
+  for (int lost = 1; lost < kLaneDeathsMax; ++lost) {
+    EXPECT_TRUE(LoseALane()[0].message.has_roll_back());
+  }
+}
+
 TEST_F(GroupJobParkedTest, ADeadRanksPlaceWaitsMeanwhile) {
   Push();
   ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());

@@ -244,30 +244,46 @@ TEST_P(NodeJobTest, LanesForWhichThereIsNoMemoryAreTriedAgain) {
               HasSubstr("no descriptors"));
 }
 
-// An upgrade has replaced a library: the next lane that starts has loaded another one.
-TEST_P(NodeJobTest, ALaneThatWouldGoOnWithOtherBitsIsRefusedUntilItIsTheSameAgain) {
-  const auto say_bits = [this](int32_t lane, const std::string& openblas) {
+class NodeJobBitsTest : public NodeJobTest {
+ protected:
+  void SayBits(int32_t lane, const std::string& openblas, const std::string& functions = "f") {
     v1::LaneReport report;
     report.mutable_bits()->set_code("the code");
+    report.mutable_bits()->set_functions(functions);
     v1::LaneBits::Module& module = *report.mutable_bits()->add_modules();
     module.set_name("libopenblas.so.0");
     module.set_path("/lib/libopenblas.so.0");
     module.set_id(openblas);
     Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
-  };
-  const uint64_t id = Open();
-  Register(id);
-  Plan();
-  Prepared();
-  say_bits(0, "build-id a");
-  say_bits(1, "build-id a");
-  LanesReady();
-  OpenAttempt(1, 1);
-  Attach(id);
-  Reform(kEpoch + 1);
-  Perform(job_.OnPlacesFree());
+  }
+  // A job whose lanes have "build-id a", and are to be replaced.
+  uint64_t RunAndReplaceLanes() {
+    const uint64_t id = Open();
+    Register(id);
+    Plan();
+    Prepared();
+    SayBits(0, "build-id a");
+    SayBits(1, "build-id a");
+    LanesReady();
+    OpenAttempt(1, 1);
+    Attach(id);
+    Reform(kEpoch + 1);
+    Perform(job_.OnPlacesFree());
+    return id;
+  }
+  void TryAgain() {
+    now_ += std::chrono::seconds(1);
+    Perform(job_.OnTick(now_, {}));
+    Perform(job_.OnPlacesFree());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(AsItIsAndFromItsRecord, NodeJobBitsTest, ::testing::Bool());
+
+// An upgrade has replaced a library: the next lane that starts has loaded another one.
+TEST_P(NodeJobBitsTest, ALaneThatWouldGoOnWithOtherBitsIsRefusedUntilItIsTheSameAgain) {
+  const uint64_t id = RunAndReplaceLanes();
   const size_t started = Taken<node::StartLanes>().size();
-  say_bits(1, "build-id b");
+  SayBits(1, "build-id b");
   EXPECT_EQ(job_.phase(), Phase::kStarting);
   EXPECT_FALSE(Taken<node::EndLanes>().back().others_follow) << "none of these is used again";
   const auto notes = Taken<node::Note>();
@@ -277,15 +293,41 @@ TEST_P(NodeJobTest, ALaneThatWouldGoOnWithOtherBitsIsRefusedUntilItIsTheSameAgai
                         "(/lib/libopenblas.so.0) is build-id b, and the job began with build-id "
                         "a. "));
   EXPECT_TRUE(Taken<node::DropMemory>().empty());
-  now_ += std::chrono::seconds(1);
-  Perform(job_.OnTick(now_, {}));
-  Perform(job_.OnPlacesFree());
+  TryAgain();
   ASSERT_EQ(Taken<node::StartLanes>().size(), started + 1);
-  say_bits(0, "build-id a");
-  say_bits(1, "build-id a");
+  SayBits(0, "build-id a");
+  SayBits(1, "build-id a");
   LanesReady();
   MapEverywhere(id);
   EXPECT_EQ(job_.phase(), Phase::kAwaiting);
+}
+
+TEST_P(NodeJobBitsTest, AnOperatorMayAcceptWhatWasRefusedAndNothingElse) {
+  const uint64_t id = RunAndReplaceLanes();
+  node::Actions actions;
+  EXPECT_EQ(ReasonOf(job_.AcceptLanes(now_, actions).status()), "LANES_NOT_REFUSED");
+  SayBits(1, "build-id b", "other results");
+  const auto accepted = job_.AcceptLanes(now_, actions);
+  ASSERT_TRUE(accepted.ok()) << accepted.status();
+  Perform(std::move(actions));
+  EXPECT_EQ(*accepted,
+            "libopenblas.so.0 (/lib/libopenblas.so.0) is build-id b instead of build-id a, digest "
+            "of the C library's functions is other results instead of f");
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_lanes_accepted).lanes_accepted().what(), *accepted);
+  EXPECT_EQ(job_.lanes().accepted(), "after step 0: " + *accepted);
+  EXPECT_EQ(ReasonOf(job_.AcceptLanes(now_, actions).status()), "LANES_NOT_REFUSED");
+  Perform(job_.OnTick(now_, {}));  // without a pause
+  Perform(job_.OnPlacesFree());
+  SayBits(0, "build-id b", "other results");
+  SayBits(1, "build-id a");
+  EXPECT_EQ(job_.lanes()[LaneIndex(1)].state, LaneSet::State::kAbsent) << "that is refused now";
+  TryAgain();
+  SayBits(0, "build-id b", "other results");
+  SayBits(1, "build-id b", "other results");
+  LanesReady();
+  MapEverywhere(id);
+  EXPECT_EQ(job_.phase(), Phase::kAwaiting);
+  EXPECT_EQ(ReasonOf(job_.AcceptLanes(now_, actions).status()), "LANES_NOT_REFUSED");
 }
 
 // Also where the lanes of a job that begins differ from each other: an upgrade was under way.
