@@ -144,6 +144,11 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
     case Kind::kSnapshotWritten:
     case Kind::kManifestWritten:
       return OnSnapshotMessage(now, from, message);
+    case Kind::kCheckRequest:
+      return OnCheckRequest(now, from, message.check_request());
+    case Kind::kChecked:
+      if (job_ != nullptr && job_->check != nullptr) job_->check->OnChecked(message.checked());
+      return {};
     case Kind::kLaneLost:
       return OnLaneLost(now, message.lane_lost());
     case Kind::kLanesAccepted:
@@ -288,6 +293,7 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
 
 GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
   AddSnapshots(now, messages);
+  AddChecks(now, messages);
   TellEpoch(messages);
   if (const auto held = due(); held.has_value() && (!messages.empty() || *held <= now)) {
     AddressedMessages goes = job_->goes->Take(now);

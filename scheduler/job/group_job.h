@@ -57,6 +57,7 @@
 #include "scheduler/job/job_uids.h"
 #include "scheduler/job/outgoing_goes.h"
 #include "scheduler/job/planned_job.h"
+#include "scheduler/job/replica_check.h"
 #include "scheduler/job/snapshot_round.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_coordinator.h"
@@ -91,6 +92,7 @@ struct GroupJobOptions {
   CoordinatorOptions step;
   bool snapshots = false;  // there is a directory for them
   SnapshotOptions snapshot;
+  std::chrono::milliseconds check_every{0};  // all copies are compared; 0: when somebody asks
   JobUids job_uids;
 };
 
@@ -233,6 +235,7 @@ class GroupJob {
     WeightDigests first_weights;  // of a job without state
     std::unique_ptr<SnapshotRound> snapshots;  // set with `steps`, where there are any
     SnapshotCounts snapshot_counts;            // from before the job went back
+    std::unique_ptr<ReplicaCheck> check;       // set with `steps`
     // What nodes that prepare have said of that, and since when none has said anything new.
     std::map<int32_t, v1::NodeProgress> progress;
     struct Heard {
@@ -268,6 +271,12 @@ class GroupJob {
   void TellEpoch(AddressedMessages& messages);
   AddressedMessages EndJob(const std::string& why, const std::string& reason = "",
                            const Metadata& metadata = {});
+
+  // group_job_check.cc
+  AddressedMessages OnCheckRequest(TimePoint now, int32_t from, const v1::CheckRequest& request);
+  // Why copies cannot be compared at present; empty: they can. REQUIRES: the job has steps.
+  [[nodiscard]] std::string WhyNotCompared() const;
+  void AddChecks(TimePoint now, AddressedMessages& messages);
 
   // group_job_discard.cc
   AddressedMessages OnEndJob(int32_t from, const v1::EndJob& end);

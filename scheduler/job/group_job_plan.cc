@@ -246,6 +246,8 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   job_->steps = std::make_unique<StepCoordinator>(*job_->planned.inputs, *job_->planned.plan, first,
                                                   job_->restore.step, options_.step);
   job_->goes.emplace(job_->steps->tables(), options_.nodes);
+  job_->check = std::make_unique<ReplicaCheck>(*job_->planned.inputs, *job_->planned.plan,
+                                               options_.check_every, now);
   if (options_.snapshots) {
     job_->snapshots = std::make_unique<SnapshotRound>(
         SnapshotRound::Job{job_->wire.get(), job_->planned.inputs.get(), job_->planned.plan.get()},

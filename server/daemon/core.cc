@@ -209,6 +209,10 @@ void Core::Handle(const v1::CoordinatorMessage& message) {
       return disks.WriteManifest(message.write_manifest(), JobForDisks());
     case Kind::kDiscard:
       return disks.Discard(message.discard());
+    case Kind::kCheck:
+      return BeginCheck(message.check());
+    case Kind::kCheckDone:
+      return OnCheckDone(message.check_done());
     case Kind::kDecision: {
       const scheduler::StepMember* steps = job.exists() ? job.steps() : nullptr;
       decided_ = decided_ || (steps != nullptr &&
@@ -301,6 +305,7 @@ void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
     if (wanted != update_copies.end()) wanted->second = report.update_copied();
     mutex.Changed();
   }
+  if (report.has_checked()) return OnLaneChecked(lane, report.checked());
   if (report.has_ready()) lanes.KeepTuning(lane, report.ready().tuning());
   if (report.has_pong()) lanes.KeepSilence(lane, report.pong().rail_silent_ms());
   if (traces.has_value() && report.published().has_trace()) {

@@ -29,6 +29,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dmuond/v1/admin.pb.h"
 #include "dmuond/v1/peer.pb.h"
 #include "kernels/mutex.h"
 #include "scheduler/job/addressed.h"
@@ -180,6 +181,14 @@ struct Core {
   // By request, of those that are waited for: the answer, once it has come.
   std::map<int64_t, std::optional<v1::LaneReport::UpdateCopied>> update_copies
       DMUOND_GUARDED_BY(mutex);
+  // By CheckRequest.request, of those that are waited for: the answer, once it has come.
+  std::map<uint64_t, std::optional<v1::CheckDone>> checks_wanted DMUOND_GUARDED_BY(mutex);
+  // The newest check of all copies that this node has heard of, and of which job.
+  struct LastCheck {
+    uint64_t job = 0;  // NodeJob::number()
+    v1::JobCheck check;
+  };
+  LastCheck last_check DMUOND_GUARDED_BY(mutex);
 
  private:
   // Performs an action of its kind (perform.cc).
@@ -194,6 +203,11 @@ struct Core {
   void SendToMembers() DMUOND_REQUIRES(mutex);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex);
   void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex);
+  // Has the lanes digest what a check orders; they answer together.
+  void BeginCheck(const v1::CheckExtracts& order) DMUOND_REQUIRES(mutex);
+  void OnLaneChecked(scheduler::LaneIndex lane, const v1::ExtractsChecked& checked)
+      DMUOND_REQUIRES(mutex);
+  void OnCheckDone(const v1::CheckDone& done) DMUOND_REQUIRES(mutex);
   // To the coordinator, as soon as the machines are idle.
   void Queue(scheduler::OutgoingReports::Messages messages) DMUOND_REQUIRES(mutex);
   // Messages that were held back to be gathered are due. The timer's thread calls it.
@@ -212,6 +226,10 @@ struct Core {
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
   // From the coordinator on this node to others: they hear it after this node's job.
   std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
+  // Of the newest order of a check: what lanes have told, and which have. Lanes that are replaced
+  // meanwhile never do, and the coordinator orders anew when the job runs again.
+  v1::ExtractsChecked extracts_ DMUOND_GUARDED_BY(mutex);
+  std::set<scheduler::LaneIndex> lanes_checked_ DMUOND_GUARDED_BY(mutex);
   Seldom drops_ DMUOND_GUARDED_BY(mutex);
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
   bool decided_ DMUOND_GUARDED_BY(mutex) = false;  // news for lanes: fault points come behind it

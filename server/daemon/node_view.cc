@@ -70,6 +70,7 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
   status.set_snapshot_error(snapshots.failure());
   status.set_snapshot_bytes(figures.newest_snapshot_bytes);
   status.set_snapshot_ms(figures.newest_snapshot_ms);
+  if (core.last_check.job == job.number()) *status.mutable_check() = core.last_check.check;
   if (job.steps() != nullptr) {
     status.set_last_committed_step(job.steps()->last_committed().value());
     status.set_attempt(job.steps()->open().attempt.value());

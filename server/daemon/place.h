@@ -6,6 +6,7 @@
 
 #include "server/daemon/calls/admin_calls.h"
 #include "server/daemon/calls/attach_calls.h"
+#include "server/daemon/calls/check_calls.h"
 #include "server/daemon/calls/sample_calls.h"
 #include "server/daemon/calls/session_calls.h"
 #include "server/daemon/calls/snapshot_calls.h"
@@ -30,6 +31,7 @@ struct Place {
   AdminCalls admin{core};
   TraceCalls traces{core};
   SampleCalls samples{core};
+  CheckCalls checks{core};
 };
 
 }  // namespace dmuond::server

@@ -39,6 +39,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
   auto snapshot = SnapshotCopy::Create(job, *engine->slots_, device, *engine->snapshot_stream_);
   if (!snapshot.ok()) return snapshot.status();
   engine->snapshot_ = *std::move(snapshot);
+  engine->check_ = std::make_unique<ExtractCheck>(job, *engine->slots_, engine->trainers_, device,
+                                                  *engine->snapshot_stream_);
+  engine->written_to_.assign(job.local.size(), 0);
+  engine->writing_to_ = engine->written_to_;
   return engine;
 }
 
@@ -155,6 +159,7 @@ absl::Status Engine::OnReadUnit(const v1::LaneCommand::ReadUnit& read,
 
 absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                                  const std::vector<wire::UniqueFd>& fds) {
+  if (absl::Status spoilt = SpoilChecks(); !spoilt.ok()) return spoilt;
   // The slot that it frees may be one that is being copied.
   if (absl::Status left = snapshot_->Leave(); !left.ok()) return left;
   const absl::Status status = fds.size() != 1
@@ -202,6 +207,7 @@ absl::StatusOr<bool> Engine::Progress() {
   if (!progress.ok()) return progress;
   if (absl::Status sent = rail_.SendReports(); !sent.ok()) return sent;
   // Where copies are this thread's own work they come after everything that somebody waits for.
+  if (!*progress && check_->active()) return ProgressCheck();
   if (*progress || !snapshot_->active()) return progress;
   return ProgressSnapshot();
 }
@@ -297,6 +303,18 @@ absl::Status Engine::ReportGathered() {
 
 absl::StatusOr<bool> Engine::StartNext() {
   const Task& task = tasks_.front();
+  // What is digested is neither written nor published meanwhile.
+  if (check_->active()) {
+    if (!checked_since_.has_value()) checked_since_ = Clock::now();
+    return ProgressCheck();
+  }
+  if (task.check.has_value()) {
+    check_->Start(*std::move(tasks_.front().check));
+    tasks_.pop_front();
+    checked_since_.reset();
+    return true;
+  }
+  std::fill(writing_to_.begin(), writing_to_.end(), 0);
   if (task.republish.has_value()) {
     // One trainer alone: other nodes do not take part, their weights lie here since the last time.
     const bool all = task.republish->ranks.empty();
@@ -309,6 +327,7 @@ absl::StatusOr<bool> Engine::StartNext() {
                        .rail = all,
                        .republish = true,
                        .ranks = &task.republish->ranks});
+    NoteWriting(task.republish->ranks);
     publishing_ = true;
     return true;
   }
@@ -336,6 +355,7 @@ absl::StatusOr<bool> Engine::StartNext() {
   publisher_->Start({.attempt = decision.attempt,
                      .submitted_first = decision.kind == AttemptKind::kStep,
                      .poison = true});
+  NoteWriting({});
   return true;
 }
 
@@ -386,6 +406,9 @@ absl::Status Engine::ReportPublished() {
   const bool committed = task.decision.has_value() && task.decision->verdict == Verdict::kCommit;
   const bool to_all = task.republish.has_value() && task.republish->ranks.empty();
   if ((committed && !task.redo) || to_all) received_weights_valid_ = true;
+  for (size_t rank = 0; rank < writing_to_.size(); ++rank) {
+    if (writing_to_[rank] != 0) written_to_[rank] = std::exchange(writing_to_[rank], 0);
+  }
   published.set_matrices(committed ? updater_->matrices() : 0);
   if (committed) {
     for (const scheduler::UnitUpdate& update : updater_->updates()) {

@@ -17,6 +17,7 @@
 #include "scheduler/step.h"
 #include "server/lane/channel.h"
 #include "server/lane/collector.h"
+#include "server/lane/extract_check.h"
 #include "server/lane/lane_job.h"
 #include "server/lane/publisher.h"
 #include "server/lane/rail.h"
@@ -54,6 +55,7 @@ class Engine {
   absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
   absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
   absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
+  absl::Status OnCheck(const v1::CheckExtracts& check);
   // Steps that are published are reported with all that the lane did in them.
   void OnTrace(const v1::LaneCommand::Trace& trace);
 
@@ -77,6 +79,12 @@ class Engine {
   absl::Status LeaveTrainersMemory();
   absl::StatusOr<bool> ProgressAttempt();
   absl::StatusOr<bool> ProgressSnapshot();
+  absl::StatusOr<bool> ProgressCheck();
+  // State is about to be written otherwise than by a step: what is to be digested is not.
+  absl::Status SpoilChecks();
+  absl::Status Send(v1::ExtractsChecked&& checked);
+  // Weights are about to be written to these ranks; empty: to all that are attached.
+  void NoteWriting(const std::vector<int32_t>& ranks);
   absl::Status StartSnapshot(scheduler::Attempt attempt);
   absl::StatusOr<bool> ArmNext();
   absl::StatusOr<bool> StartNext();
@@ -100,6 +108,7 @@ class Engine {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<SnapshotCopy> snapshot_;
+  std::unique_ptr<ExtractCheck> check_;
   // So that collecting, updating and copying overlap where the device can, as publishing does.
   // Destroyed before what their work uses, and not before that work is done.
   std::unique_ptr<kernels::Stream> collect_stream_;
@@ -120,6 +129,7 @@ class Engine {
     std::optional<Republish> republish;
     bool redo = false;  // `decision` is of an older epoch: updated, not published
     std::optional<scheduler::Attempt> snapshot;  // that it is named by
+    std::optional<v1::CheckExtracts> check;
   };
   std::deque<Task> tasks_;
   bool publishing_ = false;
@@ -131,6 +141,12 @@ class Engine {
   int32_t snapshot_batches_ = 0;  // reported
   std::optional<Clock::time_point> held_since_;
   double held_us_ = 0;
+
+  // By rank: the incarnation into whose arenas all weights of this lane were written, and into
+  // which they are being written. 0: none.
+  std::vector<uint64_t> written_to_;
+  std::vector<uint64_t> writing_to_;
+  std::optional<Clock::time_point> checked_since_;  // a step has waited for the check
 
   int64_t copy_request_ = 0;  // that the updater copies for
 

@@ -46,7 +46,8 @@ absl::StatusOr<bool> Engine::ProgressSnapshot() {
 
 absl::Status Engine::OnLoadState(const v1::LaneCommand::LoadState& load) {
   fault::FaultPoint("lane.load_state");
-  absl::Status status = snapshot_->Leave();
+  absl::Status status = SpoilChecks();
+  if (status.ok()) status = snapshot_->Leave();
   if (status.ok()) {
     status = LoadHostCopy(job_, *slots_, device_, *update_stream_, scheduler::StepId(load.step()),
                           {load.updates().begin(), load.updates().end()});

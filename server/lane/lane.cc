@@ -172,6 +172,8 @@ absl::Status Lane::Handle() {
       return engine_->OnRepublish(command_.republish());
     case Command::kSnapshot:
       return engine_->OnSnapshot(command_.snapshot());
+    case Command::kCheck:
+      return engine_->OnCheck(command_.check());
     case Command::kLoadState:
       return engine_->OnLoadState(command_.load_state());
     default:

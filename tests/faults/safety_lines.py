@@ -46,6 +46,15 @@ MUTATIONS = [
         "{bin}/step_simulation_test",
     ),
     Mutation(
+        "copies against the master",
+        "weights in an arena that are not the rounded master are named",
+        "scheduler/job/replica_check.cc",
+        "if (each.copies->digest() == rounded) continue;",
+        "if (each.copies->digest() != 0) continue;",
+        "replica_check_test",
+        "{bin}/replica_check_test",
+    ),
+    Mutation(
         "one way back for a load",
         "a LoadSnapshot that is repeated gets the first one's answer",
         "server/daemon/calls/snapshot_calls.cc",

@@ -60,6 +60,12 @@ class AdminService final : public v1::Admin::Service {
       return place.samples.SampleUpdates(*request, [context] { return context->IsCancelled(); });
     });
   }
+  grpc::Status CheckJob(ServerContext* context, const v1::CheckJobRequest* request,
+                        v1::CheckJobReply* reply) override {
+    return AnswerOf(*request, reply, [&](Place& place) {
+      return place.checks.CheckJob(*request, [context] { return context->IsCancelled(); });
+    });
+  }
   grpc::Status Drain(ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainReply* reply) override {
     absl::Status may = BeginChange(*context, "Drain", {{"force", request->force()}});
