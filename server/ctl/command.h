@@ -47,6 +47,7 @@ struct Options {
   bool this_node = false;
   int32_t matrices = 0;
   absl::Duration sample_timeout;
+  absl::Duration check_timeout;
 };
 
 inline constexpr int kExitOk = 0;
@@ -60,6 +61,7 @@ int RunStatus(const Options& options, const Arguments& arguments);
 int RunTop(const Options& options, const Arguments& arguments);
 int RunTrace(const Options& options, const Arguments& arguments);
 int RunOrthogonality(const Options& options, const Arguments& arguments);
+int RunCheck(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
 int RunJob(const Options& options, const Arguments& arguments);
 int RunReady(const Options& options, const Arguments& arguments);

@@ -17,9 +17,10 @@
 
 ABSL_FLAG(std::string, address, "",
           "the daemon's socket; empty: $DMUOND_ADDRESS, else where dmuond serves by default");
-ABSL_FLAG(std::string, job, "",
-          "status, top, routing, plan, trace, snapshot save and load: of this job; empty: the only "
-          "one (status, top: the first)");
+ABSL_FLAG(
+    std::string, job, "",
+    "status, top, routing, plan, trace, check, snapshot save and load: of this job; empty: the "
+    "only one (status, top: the first)");
 ABSL_FLAG(bool, json, false, "print JSON");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
 ABSL_FLAG(std::string, model, "", "plan: of this model, without a daemon (llama3-8b, …)");
@@ -60,6 +61,8 @@ ABSL_FLAG(int32_t, matrices, 4,
           "orthogonality: without names, of so many matrices of this node, 1 to 100");
 ABSL_FLAG(absl::Duration, sample_timeout, absl::Minutes(1),
           "orthogonality: how long the steps may take; what has come until then is shown");
+ABSL_FLAG(absl::Duration, check_timeout, absl::Minutes(10),
+          "check: how long the whole of it may take, 1h at most");
 ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
 ABSL_FLAG(bool, force, false, "drain: also where the newest snapshot failed");
 
@@ -72,7 +75,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 15> kSubcommands = {{
+constexpr std::array<Subcommand, 16> kSubcommands = {{
     {"status", "status                     the daemon, a job and its lanes", RunStatus},
     {"top",
      "top [--interval=1s --count=N]\n"
@@ -100,6 +103,9 @@ constexpr std::array<Subcommand, 15> kSubcommands = {{
      "                             how orthogonal updates are, of a matrix in each of the next "
      "steps",
      RunOrthogonality},
+    {"check",
+     "check                      whether all copies of a job's weights and state are equal",
+     RunCheck},
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
     {"drain", "drain [--force]            finish the step, save and leave", RunDrain},
     {"run",
@@ -162,7 +168,8 @@ Options ReadOptions() {
           .trace_timeout = absl::GetFlag(FLAGS_trace_timeout),
           .this_node = absl::GetFlag(FLAGS_this_node),
           .matrices = absl::GetFlag(FLAGS_matrices),
-          .sample_timeout = absl::GetFlag(FLAGS_sample_timeout)};
+          .sample_timeout = absl::GetFlag(FLAGS_sample_timeout),
+          .check_timeout = absl::GetFlag(FLAGS_check_timeout)};
 }
 
 int Main(int argc, char** argv) {

@@ -195,6 +195,7 @@ def test_the_page_lists_what_a_run_gives_with_types_and_labels(daemons, tmp_path
             two_matrices(session)
             session.step(scalars())
             assert run("dmuonctl", "snapshot", "save", f"--address={address}").returncode == 0
+            assert run("dmuonctl", "check", f"--address={address}").returncode == 0
             assert run("dmuonctl", "job", "end", "other", f"--address={address}").returncode != 0
             assert group_of(members[0][1]) == group_of(members[1][1])
             for _, metrics in members:

@@ -335,6 +335,16 @@ void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                   static_cast<double>(figures.snapshot_bytes));
 }
 
+void AddCheck(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  const v1::JobCheck& check = job.status.check();
+  if (check.compared_unix_ms() == 0) return;
+  metrics.Gauge("dmuond_job_replicas_checked_timestamp_seconds",
+                "Unix time at which all copies were last compared; absent: not yet", labels,
+                static_cast<double>(check.compared_unix_ms()) / 1e3);
+  metrics.Gauge("dmuond_job_replica_differences", "Copies of state and weights that differed then",
+                labels, static_cast<double>(check.different()));
+}
+
 void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
   if (job.planned.plan == nullptr) return;
   const scheduler::Plan& plan = *job.planned.plan;
@@ -365,6 +375,7 @@ void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
   AddSteps(job, labels, metrics);
   AddMatrices(job, labels, metrics);
   if (snapshots) AddSnapshots(job, labels, metrics);
+  AddCheck(job, labels, metrics);
   AddPlan(job, labels, metrics);
 }
 

@@ -74,6 +74,7 @@ struct Config {
   std::chrono::milliseconds lane_timeout{0};  // 0: lanes are not pinged
   std::chrono::milliseconds rail_timeout{0};  // 0: when the kernel gives up
   std::chrono::milliseconds drain_timeout{0};
+  std::chrono::milliseconds check_every{0};  // 0: only when asked
   int32_t skips_max = 0;
   int32_t snapshot_keep = 0;
 

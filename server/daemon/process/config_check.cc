@@ -429,6 +429,7 @@ class Checker {
     }
     config_.drain_timeout = Time("drain_timeout", values.drain_timeout(), kLeast);
     config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
+    config_.check_every = Time("check_every", values.check_every(), absl::ZeroDuration());
   }
 
   void Snapshots() {

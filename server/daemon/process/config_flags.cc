@@ -105,6 +105,9 @@ ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(45),
 ABSL_FLAG(int32_t, skips_max, 50,
           "steps skipped in a row for non-finite gradients before steps fail");
 
+ABSL_FLAG(absl::Duration, check_every, absl::Hours(24),
+          "time from one comparison of all copies of state and weights to the next, which node 0 "
+          "makes while training goes on; 0: only when dmuonctl check asks");
 ABSL_FLAG(std::string, snapshot_dir, "",
           "directory of snapshots, seen by all daemons of the group; empty: none are made");
 ABSL_FLAG(int64_t, snapshot_every_steps, 500,

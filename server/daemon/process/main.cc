@@ -141,6 +141,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.step.lane_timeout = config.lane_timeout;
   options.coordinator.step.session_linger = config.session_linger;
   options.coordinator.step.skips_max = config.skips_max;
+  options.coordinator.check_every = config.check_every;
   options.storage = snapshots;
   options.snapshot_keep = config.snapshot_keep;
   options.snapshots_of_ended_jobs = config.snapshots_of_ended_jobs;
