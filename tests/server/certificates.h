@@ -24,15 +24,30 @@ class Certificates {
     if (::mkdtemp(pattern.data()) == nullptr) std::abort();
     directory_ = pattern;
     for (const char* authority : {"ours", "theirs"}) {
-      const std::string name = absl::StrCat(directory_, "/", authority);
-      Run(absl::StrCat("req -x509 -days 1 -subj /CN=", authority, kNewKey, "-keyout ", name,
-                       "-ca.key -out ", name, "-ca.pem"));
+      SelfSign(absl::StrCat(authority, "-ca"), kNewKey);
       Issue(authority, authority, "IP:127.0.0.1");
     }
   }
   // A certificate of "ours" with another name.
   void IssueNamed(const std::string& file, const std::string& dns_name) const {
     Issue("ours", file, "DNS:" + dns_name);
+  }
+  // `how`: further arguments of the signature.
+  void Issue(const std::string& authority, const std::string& file, const std::string& name,
+             const std::string& how = "") const {
+    const std::string path = absl::StrCat(directory_, "/", file);
+    const std::string by = absl::StrCat(directory_, "/", authority);
+    std::ofstream(path + ".name") << "subjectAltName=" << name << "\n";
+    Run(absl::StrCat("req -subj /CN=dmuond -nodes -newkey ", kNewKey, " -keyout ", path,
+                     ".key -out ", path, ".csr"));
+    Run(absl::StrCat("x509 -req -days 1 ", how, " -in ", path, ".csr -CA ", by, "-ca.pem -CAkey ",
+                     by, "-ca.key -CAcreateserial -out ", path, ".pem -extfile ", path, ".name"));
+  }
+  // An authority of its own, with a key of this kind.
+  void SelfSign(const std::string& file, const std::string& key) const {
+    const std::string path = absl::StrCat(directory_, "/", file);
+    Run(absl::StrCat("req -x509 -days 1 -subj /CN=", file, " -nodes -newkey ", key, " -keyout ",
+                     path, ".key -out ", path, ".pem"));
   }
   ~Certificates() { std::filesystem::remove_all(directory_); }
   Certificates(const Certificates&) = delete;
@@ -58,16 +73,7 @@ class Certificates {
   }
 
  private:
-  static constexpr char kNewKey[] = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
-  void Issue(const std::string& authority, const std::string& file, const std::string& name) const {
-    const std::string path = absl::StrCat(directory_, "/", file);
-    const std::string by = absl::StrCat(directory_, "/", authority);
-    std::ofstream(path + ".name") << "subjectAltName=" << name << "\n";
-    Run(absl::StrCat("req -subj /CN=dmuond", kNewKey, "-keyout ", path, ".key -out ", path,
-                     ".csr"));
-    Run(absl::StrCat("x509 -req -days 1 -in ", path, ".csr -CA ", by, "-ca.pem -CAkey ", by,
-                     "-ca.key -CAcreateserial -out ", path, ".pem -extfile ", path, ".name"));
-  }
+  static constexpr char kNewKey[] = "ec -pkeyopt ec_paramgen_curve:prime256v1";
   static void Run(const std::string& arguments) {
     ASSERT_EQ(std::system(("openssl " + arguments + " >/dev/null 2>&1").c_str()), 0) << arguments;
   }

@@ -28,24 +28,21 @@ absl::StatusOr<std::unique_ptr<PeerCredentials>> PeerCredentials::Make(
 }
 
 absl::Status PeerCredentials::Reload() {
-  const absl::StatusOr<TlsPem> pem = ReadTlsFiles(files_, absl::Now());
-  if (!pem.ok()) return pem.status();
-  absl::StatusOr<TlsContext> context = MakeTlsContext(*pem);
-  if (!context.ok()) return context.status();
+  absl::StatusOr<PeerTls> read = ReadTlsFiles(files_, absl::Now());
+  if (!read.ok()) return read.status();
   MutexLock lock(mutex_);
-  context_ = *std::move(context);
-  expires_ = pem->expires;
+  tls_ = *std::move(read);
   return absl::OkStatus();
 }
 
 TlsContext PeerCredentials::context() const {
   MutexLock lock(mutex_);
-  return context_;
+  return tls_.context;
 }
 
 absl::Time PeerCredentials::expires() const {
   MutexLock lock(mutex_);
-  return expires_;
+  return tls_.expires;
 }
 
 }  // namespace dmuond::server

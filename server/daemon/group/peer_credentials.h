@@ -42,8 +42,7 @@ class PeerCredentials {
 
   const TlsFiles files_;
   mutable Mutex mutex_;
-  TlsContext context_ DMUOND_GUARDED_BY(mutex_);
-  absl::Time expires_ DMUOND_GUARDED_BY(mutex_);
+  PeerTls tls_ DMUOND_GUARDED_BY(mutex_);
 };
 
 // "127.0.0.1:7070", "localhost:7070", "[::1]:7070".

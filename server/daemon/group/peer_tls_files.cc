@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <optional>
 #include <utility>
@@ -40,21 +41,126 @@ absl::Time ToTime(const ASN1_TIME* time) {
                                             : absl::InfinitePast();
 }
 
+// The first certificate is taken by `first`, all others by `others`.
+bool TakeCertificates(const std::string& text, const auto& first, const auto& others) {
+  const Bio bio = Reader(text);
+  bool taken = false;
+  for (;;) {
+    const Certificate next(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+    if (next == nullptr) {
+      ERR_clear_error();
+      return taken;
+    }
+    if ((taken ? others(next.get()) : first(next.get())) != 1) return false;
+    taken = true;
+  }
+}
+
+// What the files hold.
+struct TlsPem {
+  std::string ca;
+  std::string certificate;
+  std::string key;
+};
+
+absl::StatusOr<TlsContext> MakeTlsContext(const TlsPem& pem) {
+  ERR_clear_error();
+  TlsContext context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
+  const auto failed = [](const char* what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("is of no use: OpenSSL takes no ", what, ": ", WhatOpenSslSays()));
+  };
+  if (context == nullptr) return failed("settings");
+  SSL_CTX* const ssl = context.get();
+  X509_STORE* const authorities = SSL_CTX_get_cert_store(ssl);
+  const auto trust = [&](X509* one) { return X509_STORE_add_cert(authorities, one); };
+  if (!TakeCertificates(pem.ca, trust, trust)) return failed("authority");
+  // What --peer_tls_ca holds is trusted, one that another authority has signed, too.
+  X509_STORE_set_flags(authorities, X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
+  if (!TakeCertificates(
+          pem.certificate, [&](X509* own) { return SSL_CTX_use_certificate(ssl, own); },
+          [&](X509* above) { return static_cast<int>(SSL_CTX_add1_chain_cert(ssl, above)); })) {
+    return failed("certificate");
+  }
+  const Bio key_text = Reader(pem.key);
+  const Key key(PEM_read_bio_PrivateKey(key_text.get(), nullptr, nullptr, nullptr));
+  if (key == nullptr || SSL_CTX_use_PrivateKey(ssl, key.get()) != 1) return failed("key");
+  SSL_CTX_set_min_proto_version(ssl, TLS1_3_VERSION);
+  SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_num_tickets(ssl, 0);
+  SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  return context;
+}
+
+// Some certificates and keys are taken, and no handshake of TLS 1.3 can use them. Whom it trusts is
+// not asked: the other end is this one.
+absl::Status ShakeHandsWithItself(SSL_CTX* context) {
+  ERR_clear_error();
+  BIO* here = nullptr;
+  BIO* there = nullptr;
+  const Ssl server(SSL_new(context));
+  const Ssl client(SSL_new(context));
+  if (server == nullptr || client == nullptr || BIO_new_bio_pair(&here, 0, &there, 0) != 1) {
+    return absl::ResourceExhaustedError("cannot be tried: OpenSSL has no memory");
+  }
+  SSL_set_bio(server.get(), here, here);
+  SSL_set_bio(client.get(), there, there);
+  SSL_set_accept_state(server.get());
+  SSL_set_connect_state(client.get());
+  for (SSL* const end : {server.get(), client.get()}) {
+    SSL_set_verify(end, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT,
+                   [](int /*trusted*/, X509_STORE_CTX* /*chain*/) { return 1; });
+  }
+  bool shaken = false;
+  while (!shaken) {
+    shaken = true;
+    for (SSL* const end : {client.get(), server.get()}) {
+      const int result = SSL_do_handshake(end);
+      if (result == 1) continue;
+      shaken = false;
+      const int error = SSL_get_error(end, result);
+      if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("is of no use for TLS 1.3: ", WhatOpenSslSays()));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// How strong OpenSSL wants keys and signatures to be here, in bits of a cipher's key: its settings
+// have a level from 0 to 5.
+int StrengthWanted() {
+  constexpr std::array<int, 6> kBits = {0, 80, 112, 128, 192, 256};
+  const TlsContext context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
+  const int level = context == nullptr ? 0 : SSL_CTX_get_security_level(context.get());
+  return kBits[static_cast<size_t>(std::clamp(level, 0, 5))];
+}
+
 class Reading {
  public:
   Reading(const TlsFiles& files, absl::Time now) : files_(files), now_(now) {}
 
-  absl::StatusOr<TlsPem> Run() {
+  absl::StatusOr<PeerTls> Run() {
     TlsPem pem;
-    pem.expires = absl::InfiniteFuture();
+    PeerTls tls;
+    tls.expires = absl::InfiniteFuture();
     pem.ca = Read(kCaFlag, files_.ca);
     pem.certificate = Read(kCertificateFlag, files_.certificate);
     pem.key = Read(kKeyFlag, files_.key);
-    Certificates(kCaFlag, files_.ca, pem.ca, pem.expires);
+    Certificates(kCaFlag, files_.ca, pem.ca, tls.expires);
     const Certificate own =
-        Certificates(kCertificateFlag, files_.certificate, pem.certificate, pem.expires);
+        Certificates(kCertificateFlag, files_.certificate, pem.certificate, tls.expires);
     PrivateKey(pem.key, own.get());
-    if (mistakes_.empty()) return pem;
+    if (mistakes_.empty()) {
+      absl::StatusOr<TlsContext> context = MakeTlsContext(pem);
+      absl::Status works = context.status();
+      if (works.ok()) works = ShakeHandsWithItself(context->get());
+      if (!works.ok()) Wrong(kCertificateFlag, files_.certificate, works.message());
+      if (works.ok()) tls.context = *std::move(context);
+    }
+    if (mistakes_.empty()) return tls;
     return Error(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
                  absl::StrJoin(mistakes_, "\n"));
   }
@@ -95,6 +201,7 @@ class Reading {
         return first;
       }
       if (!IsValidNow(flag, path, *next, expires)) return nullptr;
+      if (!IsStrong(flag, path, next.get())) return nullptr;
       if (first == nullptr) first = std::move(next);
     }
   }
@@ -112,6 +219,35 @@ class Reading {
       Wrong(flag, path,
             absl::StrCat("is valid from ", Day(begins), " on, and it is ", Day(now_),
                          " here: is this machine's clock right?"));
+      return false;
+    }
+    return true;
+  }
+
+  // OpenSSL refuses a weak one in some handshakes alone, and says there which of many it was to
+  // nobody.
+  bool IsStrong(const char* flag, const std::string& path, X509* certificate) {
+    const EVP_PKEY* const key = X509_get0_pubkey(certificate);
+    const int key_bits = key == nullptr ? 0 : EVP_PKEY_get_security_bits(key);
+    if (key_bits < strength_) {
+      const char* const type = key == nullptr ? nullptr : EVP_PKEY_get0_type_name(key);
+      Wrong(flag, path,
+            absl::StrCat("is too weak: a key of ", key == nullptr ? 0 : EVP_PKEY_get_bits(key),
+                         " bits", type == nullptr ? "" : absl::StrCat(" (", type, ")"),
+                         " is as strong as ", key_bits, " bits of a cipher, and OpenSSL asks for ",
+                         strength_, " here: RSA of 2048 bits or more, or P-256"));
+      return false;
+    }
+    int digest = NID_undef;
+    int signature_bits = 0;
+    // Nobody looks at an authority's signature: it is trusted as it is.
+    if (flag == kCertificateFlag && (X509_get_extension_flags(certificate) & EXFLAG_SS) == 0 &&
+        X509_get_signature_info(certificate, &digest, nullptr, &signature_bits, nullptr) == 1 &&
+        signature_bits < strength_) {
+      Wrong(flag, path,
+            absl::StrCat("is too weak: its signature is of ",
+                         digest == NID_undef ? "an unknown digest" : OBJ_nid2sn(digest),
+                         ": have it signed with SHA-256 or more"));
       return false;
     }
     return true;
@@ -140,12 +276,13 @@ class Reading {
 
   const TlsFiles& files_;
   const absl::Time now_;
+  const int strength_ = StrengthWanted();
   std::vector<std::string> mistakes_;
 };
 
 }  // namespace
 
-absl::StatusOr<TlsPem> ReadTlsFiles(const TlsFiles& files, absl::Time now) {
+absl::StatusOr<PeerTls> ReadTlsFiles(const TlsFiles& files, absl::Time now) {
   if (files.ca.empty() || files.certificate.empty() || files.key.empty()) {
     return Error(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
                  "--peer_tls_ca, --peer_tls_certificate and --peer_tls_key go together: "

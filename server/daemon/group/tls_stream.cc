@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <openssl/err.h>
-#include <openssl/pem.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -27,59 +26,14 @@ namespace {
 constexpr char kBindingLabel[] = "EXPORTER-dmuond-peer";
 constexpr size_t kBindingBytes = 32;
 
-// What OpenSSL's queue of errors of this thread says, which is empty afterwards.
-std::string WhatOpenSslSays() {
-  const unsigned long error = ERR_peek_error();
-  const char* reason = error == 0 ? nullptr : ERR_reason_error_string(error);
-  ERR_clear_error();
-  return reason == nullptr ? "the connection has ended" : reason;
-}
-
-// The first certificate is taken by `first`, all others by `others`.
-bool TakeCertificates(const std::string& text, const auto& first, const auto& others) {
-  const Bio bio = Reader(text);
-  bool taken = false;
-  for (;;) {
-    const Certificate next(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
-    if (next == nullptr) {
-      ERR_clear_error();
-      return taken;
-    }
-    if ((taken ? others(next.get()) : first(next.get())) != 1) return false;
-    taken = true;
-  }
+// An authority that signs any DNS name has not said whose address its text may be.
+bool IsAddress(const std::string& text) {
+  in6_addr address{};
+  return ::inet_pton(AF_INET, text.c_str(), &address) == 1 ||
+         ::inet_pton(AF_INET6, text.c_str(), &address) == 1;
 }
 
 }  // namespace
-
-absl::StatusOr<TlsContext> MakeTlsContext(const TlsPem& pem) {
-  ERR_clear_error();
-  TlsContext context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
-  const auto failed = [](const char* what) {
-    return absl::InternalError(absl::StrCat("OpenSSL takes no ", what, ": ", WhatOpenSslSays()));
-  };
-  if (context == nullptr) return failed("settings");
-  SSL_CTX* const ssl = context.get();
-  X509_STORE* const authorities = SSL_CTX_get_cert_store(ssl);
-  const auto trust = [&](X509* one) { return X509_STORE_add_cert(authorities, one); };
-  if (!TakeCertificates(pem.ca, trust, trust)) return failed("authority");
-  // What --peer_tls_ca holds is trusted, one that another authority has signed, too.
-  X509_STORE_set_flags(authorities, X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
-  if (!TakeCertificates(
-          pem.certificate, [&](X509* own) { return SSL_CTX_use_certificate(ssl, own); },
-          [&](X509* above) { return static_cast<int>(SSL_CTX_add1_chain_cert(ssl, above)); })) {
-    return failed("certificate");
-  }
-  const Bio key_text = Reader(pem.key);
-  const Key key(PEM_read_bio_PrivateKey(key_text.get(), nullptr, nullptr, nullptr));
-  if (key == nullptr || SSL_CTX_use_PrivateKey(ssl, key.get()) != 1) return failed("key");
-  SSL_CTX_set_min_proto_version(ssl, TLS1_3_VERSION);
-  SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_num_tickets(ssl, 0);
-  SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  return context;
-}
 
 TlsStream::TlsStream(const TlsContext& context, wire::UniqueFd socket, const Patience& patience)
     : socket_(std::move(socket)), patience_(patience), ssl_(SSL_new(context.get())) {
@@ -177,7 +131,8 @@ std::vector<std::string> TlsStream::PeerNames() const {
     const GENERAL_NAME& name = *sk_GENERAL_NAME_value(all.get(), i);
     if (name.type == GEN_DNS) {
       const auto* text = reinterpret_cast<const char*>(ASN1_STRING_get0_data(name.d.dNSName));
-      names.emplace_back(text, static_cast<size_t>(ASN1_STRING_length(name.d.dNSName)));
+      std::string dns_name(text, static_cast<size_t>(ASN1_STRING_length(name.d.dNSName)));
+      if (!IsAddress(dns_name)) names.push_back(std::move(dns_name));
     } else if (name.type == GEN_IPADD) {
       const int family = ASN1_STRING_length(name.d.iPAddress) == 4 ? AF_INET : AF_INET6;
       const bool whole = family == AF_INET || ASN1_STRING_length(name.d.iPAddress) == 16;

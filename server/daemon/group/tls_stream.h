@@ -22,14 +22,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/mutex.h"
+#include "server/daemon/group/openssl_objects.h"
 #include "server/daemon/group/peer_stream.h"
 #include "server/daemon/group/peer_tls_files.h"
 
 namespace dmuond::server {
-
-// Certificates and key, for connections of either direction. Connections keep what they began with.
-using TlsContext = std::shared_ptr<SSL_CTX>;
-[[nodiscard]] absl::StatusOr<TlsContext> MakeTlsContext(const TlsPem& pem);
 
 class TlsStream final : public PeerStream {
  public:
@@ -48,14 +45,11 @@ class TlsStream final : public PeerStream {
   absl::Status Read(char* data, size_t size) override;
   absl::Status Write(absl::string_view data) override;
   [[nodiscard]] std::string Binding() const override;
-  // DNS names and addresses.
+  // DNS names and addresses. A DNS name that is an address' text is none of them.
   [[nodiscard]] std::vector<std::string> PeerNames() const override;
 
  private:
   friend class TlsPump;
-  struct Free {
-    void operator()(SSL* ssl) const { SSL_free(ssl); }
-  };
   TlsStream(const TlsContext& context, wire::UniqueFd socket, const Patience& patience);
   // Does `step` again whenever OpenSSL has waited for the socket, until it succeeds.
   template <typename Step>
@@ -63,7 +57,7 @@ class TlsStream final : public PeerStream {
 
   wire::UniqueFd socket_;
   const Patience patience_;
-  const std::unique_ptr<SSL, Free> ssl_;
+  const Ssl ssl_;
 };
 
 // The threads that carry bytes. Threads: any.

@@ -212,6 +212,12 @@ TEST_F(TlsConnectionsTest, CertificatesSecretAndNamesAreAllLookedAt) {
   wrong = Join(with_secret, of_another_authority);
   EXPECT_FALSE(wrong.caller.ok());
   EXPECT_THAT(wrong.callee.status().ToString(), HasSubstr("unable to get local issuer"));
+  certificates_.IssueNamed("text", "127.0.0.1");  // a DNS name, whatever it looks like
+  End by_text(0, {std::nullopt, {"127.0.0.1", "node1.cluster"}}, Files("text"));
+  End of_names(1, {std::nullopt, {"127.0.0.1", "node1.cluster"}}, Files("node1"));
+  ExpectNotProven(Join(by_text, of_names).caller.status(), "has the names '', not '127.0.0.1'");
+  End by_address(0, {std::nullopt, {"127.0.0.1", "node1.cluster"}}, Files("ours"));
+  EXPECT_TRUE(Join(by_address, of_names).caller.ok());
   End of_another_host(0, Secret(), Files("node0"));  // its certificate is not for 127.0.0.1
   End right(1, Secret(), Files("ours"));
   EXPECT_THAT(Join(of_another_host, right).caller.status().ToString(),

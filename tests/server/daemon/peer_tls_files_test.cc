@@ -44,11 +44,11 @@ class PeerTlsFilesTest : public ::testing::Test {
 };
 
 TEST_F(PeerTlsFilesTest, ThoseThatFitAreRead) {
-  const auto pem = ReadTlsFiles(files_, absl::Now());
-  ASSERT_TRUE(pem.ok()) << pem.status();
-  EXPECT_EQ(pem->key, certificates_.Read("ours.key"));
-  EXPECT_GT(pem->expires, absl::Now() + absl::Hours(20));
-  EXPECT_LT(pem->expires, absl::Now() + absl::Hours(25));
+  const auto tls = ReadTlsFiles(files_, absl::Now());
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  EXPECT_NE(tls->context, nullptr);
+  EXPECT_GT(tls->expires, absl::Now() + absl::Hours(20));
+  EXPECT_LT(tls->expires, absl::Now() + absl::Hours(25));
   // A chain, and a bundle of authorities.
   files_.certificate =
       Written("chain", certificates_.Read("ours.pem") + certificates_.Read("ours-ca.pem"));
@@ -94,6 +94,34 @@ TEST_F(PeerTlsFilesTest, AKeyThatIsAnotherCertificatesOpenToAllOrNeedsAPassphras
             0);
   files_.key = locked;
   EXPECT_THAT(Mistake(), HasSubstr(locked + " has a passphrase"));
+}
+
+// OpenSSL refuses these in handshakes, the authority's on the other daemons.
+TEST_F(PeerTlsFilesTest, WhatIsTooWeakForTlsIsNamed) {
+  const auto made = [&](const std::string& name, const std::string& key) {
+    certificates_.SelfSign(name, key);
+    return certificates_.Path(name + ".pem");
+  };
+  const std::string weak = made("weak", "rsa:1024");
+  files_.certificate = weak;
+  files_.key = certificates_.Path("weak.key");
+  EXPECT_THAT(Mistake(),
+              HasSubstr(absl::StrCat("--peer_tls_certificate=", weak,
+                                     " is too weak: a key of 1024 bits (RSA) is as strong as 80 "
+                                     "bits of a cipher, and OpenSSL asks for 112 here")));
+  files_.certificate = certificates_.Path("ours.pem");
+  files_.key = certificates_.Path("ours.key");
+  files_.ca = weak;
+  EXPECT_THAT(Mistake(), HasSubstr(absl::StrCat("--peer_tls_ca=", weak, " is too weak")));
+  files_.ca = certificates_.Path("ours-ca.pem");
+  certificates_.Issue("ours", "sha1", "IP:127.0.0.1", "-sha1");
+  files_.certificate = certificates_.Path("sha1.pem");
+  files_.key = certificates_.Path("sha1.key");
+  EXPECT_THAT(Mistake(), HasSubstr("sha1.pem is too weak: its signature is of SHA1"));
+  // Strong enough, and no curve of TLS 1.3.
+  files_.certificate = made("curve", "ec -pkeyopt ec_paramgen_curve:secp256k1");
+  files_.key = certificates_.Path("curve.key");
+  EXPECT_THAT(Mistake(), HasSubstr("curve.pem is of no use"));
 }
 
 TEST_F(PeerTlsFilesTest, ExpiryAndAClockThatIsWrongAreToldApart) {
