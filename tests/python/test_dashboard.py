@@ -14,9 +14,10 @@ from pathlib import Path
 
 import dmuond
 import needs
+from certificates import tls_flags
 from daemons import ROOT, free_port, lane_pids
 from test_core_client import scalars, two_matrices
-from test_metrics import ALERTS, group, group_of, page_rows, tls_flags
+from test_metrics import ALERTS, group, group_of, page_rows
 from test_programs import run, wait_for
 
 BOARD = json.loads((ROOT / "deploy/grafana/dmuond.json").read_text())

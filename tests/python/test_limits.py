@@ -13,9 +13,18 @@ from pathlib import Path
 import core_trainer
 import dmuond
 import pytest
+from certificates import tls_flags
 from cgroups import cgroup
 from core_trainer import Job, Tensor, whole
-from daemons import PATIENCE_S, dmuonctl, lane_pids, program, until
+from daemons import (
+    PATIENCE_S,
+    dmuonctl,
+    free_port,
+    lane_pids,
+    program,
+    secret_file,
+    until,
+)
 from dmuond import types
 from survivors import STEPS, Survivor
 
@@ -128,3 +137,22 @@ def test_where_memory_runs_out_a_lane_ends_and_is_replaced(daemons, undisturbed)
         assert trainer.finish() == undisturbed
         assert daemon.process.poll() is None
         assert "killed by signal 9" in daemon.text()
+
+
+def test_a_limit_of_descriptors_below_all_connections_is_said_with_what_they_take(
+    daemons, tmp_path
+):
+    files = tls_flags(tmp_path)
+    group = ["--nodes=64", "--node_rank=0", "--coordinator=127.0.0.1:1"]
+    group += [f"--peer_listen=127.0.0.1:{free_port()}"]
+    group += [f"--peer_secret_file={secret_file(tmp_path)}"]
+    for flags, wanted in (
+        (["--connections_per_uid=100"], 512 + 400 + 64),
+        ([f"--metrics_address=127.0.0.1:{free_port()}"], 512 + 1024 + 64 + 128),
+        (group, 512 + 1024 + 64 + 256 + 21 * 64),
+        (group + files, 512 + 1024 + 64 + 640 + 54 * 64),
+    ):
+        limit = f"--nofile={wanted - 1}:{wanted - 1}"
+        daemons.start_alone(*flags, under=("prlimit", limit))
+        until(daemons.members[-1].text, f"descriptors={wanted - 1} descriptors_wanted={wanted}")
+        daemons.members[-1].stop()

@@ -19,6 +19,7 @@ import needs
 import numpy as np
 import pytest
 import yaml
+from certificates import tls_flags
 from daemons import ROOT, Daemon, free_port, lane_pids, secret_file
 from test_core_client import scalars, two_matrices
 from test_programs import run, wait_for
@@ -41,23 +42,6 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
     finally:
         connection.close()
-
-
-def tls_flags(folder: Path) -> list[str]:
-    """Of daemons that have one certificate, its own authority."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subject = "req -x509 -days 30 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1"
-    names = "-subj /CN=dmuond -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", *subject.split(), *names.split(), "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    return [
-        f"--peer_tls_ca={certificate}",
-        f"--peer_tls_certificate={certificate}",
-        f"--peer_tls_key={key}",
-    ]
 
 
 Samples = dict[tuple[str, frozenset], float]

@@ -711,6 +711,15 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
 }  // namespace
 
+int64_t PeerDescriptorsMax(int32_t nodes, bool tls) {
+  // gRPC's and the one by which the connection's end is seen; with TLS also the connection's own,
+  // this end of the socket pair, and what ends the thread between them.
+  const int64_t accepted = tls ? 5 : 2;
+  const int64_t made = tls ? 4 : 1;
+  const ConnectionLimits::Limits limits = LimitsFor(nodes);
+  return accepted * static_cast<int64_t>(limits.all) + made * nodes;
+}
+
 absl::StatusOr<std::unique_ptr<Peers>> Peers::Start(PeerOptions options, Daemon& daemon) {
   absl::StatusOr<std::unique_ptr<PeerCredentials>> credentials = PeerCredentials::Make(
       {options.tls_ca_file, options.tls_certificate_file, options.tls_key_file},

@@ -53,6 +53,9 @@ struct PeerOptions {
   storage::Storage* snapshots = nullptr;  // null: none are made
 };
 
+// What the connections of a group of so many nodes take at most.
+[[nodiscard]] int64_t PeerDescriptorsMax(int32_t nodes, bool tls);
+
 class Peers : public PeerLinks {
  public:
   // Listens. FAILED_PRECONDITION when it would speak plaintext beyond loopback without being told

@@ -39,8 +39,10 @@ constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr int kAcceptedAtOnce = 64;  // before other events are looked at
 constexpr size_t kRequestBytesMax = 8192;
 // All are strangers to the end: none proves anything.
-constexpr ConnectionLimits::Limits kLimits = {
-    .all = 128, .per_holder = 64, .strangers_per_holder = 32, .strangers = 64};
+constexpr ConnectionLimits::Limits kLimits = {.all = HttpServer::kConnectionsMax,
+                                              .per_holder = 64,
+                                              .strangers_per_holder = 32,
+                                              .strangers = 64};
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kWake = 1;

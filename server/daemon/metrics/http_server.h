@@ -20,6 +20,8 @@ namespace dmuond::server {
 
 class HttpServer {
  public:
+  static constexpr int kConnectionsMax = 128;
+
   struct Answer {
     int status = 200;
     std::string type;  // of the content

@@ -104,7 +104,7 @@ constexpr int64_t kThreadsMax = 1 << 15;
 // For a connection to `.admin` on which no call is made.
 constexpr std::chrono::seconds kIdleFor{30};
 constexpr std::chrono::seconds kShutdownWithin{1};
-// Beside connections: lanes, memory, snapshots, peers.
+// Beside connections: lanes, memory, snapshots.
 constexpr int64_t kOwnDescriptors = 512;
 
 DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const std::string& token,
@@ -289,17 +289,27 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
   return std::make_unique<SocketServer>(std::move(socket), nullptr, std::move(server));
 }
 
-// Each connection takes two descriptors of the trainers' socket, or two of the attach socket.
+// With all connections that one user may have, each of which takes two, and all of other daemons'.
+int64_t DescriptorsWanted(const Config& config) {
+  constexpr int64_t kOfConnection = 2;
+  const int64_t of_user =
+      kOfConnection * (2 * int64_t{config.connections_per_uid} +  // one attached
+                       int64_t{kAdminConnectionsPerUid});
+  const int64_t of_pages = config.metrics_address.empty() ? 0 : HttpServer::kConnectionsMax;
+  const int64_t of_peers =
+      config.nodes == 1 ? 0 : PeerDescriptorsMax(config.nodes, !config.peer_tls_ca.empty());
+  return kOwnDescriptors + of_user + of_pages + of_peers;
+}
+
 void AllowDescriptors(const Config& config) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);  // down to what it was is possible, and no error
-  const auto wanted =
-      static_cast<rlim_t>(4 * int64_t{config.connections_per_uid} + kOwnDescriptors);
-  if (limit.rlim_max >= wanted) return;
-  log::Warn("one user's connections can take all descriptors (ulimit -n, --connections_per_uid)",
-            {{"descriptors", limit.rlim_max}, {"descriptors_for_one_user", wanted}});
+  const int64_t wanted = DescriptorsWanted(config);
+  if (limit.rlim_max >= static_cast<rlim_t>(wanted)) return;
+  log::Warn("connections can take all descriptors (ulimit -n, --connections_per_uid)",
+            {{"descriptors", limit.rlim_max}, {"descriptors_wanted", wanted}});
 }
 
 constexpr std::array<int, 3> kStopSignals = {SIGTERM, SIGINT, SIGHUP};

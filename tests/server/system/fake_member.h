@@ -24,9 +24,11 @@ namespace dmuond::testing {
 // Node 1 of two, made of the protocol alone. Its stream ends after `patience`.
 class FakeMember {
  public:
+  // With TLS where there are files.
   explicit FakeMember(std::string coordinator,
-                      std::chrono::milliseconds patience = std::chrono::seconds(30))
-      : coordinator_(std::move(coordinator)), patience_(patience) {}
+                      std::chrono::milliseconds patience = std::chrono::seconds(30),
+                      server::TlsFiles files = {})
+      : coordinator_(std::move(coordinator)), patience_(patience), files_(std::move(files)) {}
   ~FakeMember() { context_.TryCancel(); }
 
   static v1::JoinRequest RightJoin() {
@@ -67,7 +69,8 @@ class FakeMember {
   // As the node that it has proven to be, whatever it says later. It is done once.
   void Connect(int32_t node) {
     if (client_ != nullptr) return;
-    client_ = std::make_unique<PeerClient>(node);
+    client_ = std::make_unique<PeerClient>(
+        node, server::PeerProofs{server::PeerSecret(kGroupSecret), {}}, files_);
     auto channel = client_->Connect(coordinator_);
     connected_ = channel.status();
     if (!channel.ok()) return;
@@ -103,6 +106,7 @@ class FakeMember {
  private:
   const std::string coordinator_;
   const std::chrono::milliseconds patience_;
+  const server::TlsFiles files_;
   absl::Status connected_;
   std::unique_ptr<PeerClient> client_;
   grpc::ClientContext context_;

@@ -1,13 +1,16 @@
 // Who reaches the ports of a group's daemons and is none of them: any user of the machine, on
 // loopback too. It reads and writes no state, takes no seat, is told nothing, and keeps nobody out.
 #include <fcntl.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
@@ -18,6 +21,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,11 +36,13 @@
 #include "server/common/errors.h"
 #include "server/daemon/calls/tcp_listener.h"
 #include "server/daemon/group/direct_calls.h"
+#include "server/daemon/group/openssl_objects.h"
 #include "server/daemon/group/peer_stream.h"
 #include "server/daemon/group/tcp.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
+#include "tests/server/certificates.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/fake_member.h"
 #include "tests/server/system/one_matrix.h"
@@ -50,17 +56,55 @@ using client::Session;
 
 class PeerStrangersTest : public DaemonTest {
  protected:
-  void SetUp() override {
-    StartDaemon({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
+  // `flags`: of all daemons.
+  explicit PeerStrangersTest(std::vector<std::string> flags = {}, server::TlsFiles files = {})
+      : flags_(std::move(flags)), files_(std::move(files)) {}
+  void SetUp() override { StartDaemon({.flags = Flags(0), .wait_for = "live"}); }
+  std::vector<std::string> Flags(int node) {
+    std::vector<std::string> all = GroupFlags(node, 2, coordinator_);
+    all.insert(all.end(), flags_.begin(), flags_.end());
+    return all;
   }
   std::unique_ptr<DaemonProcess> StartMember(const std::vector<std::string>& flags = {}) {
-    std::vector<std::string> all = GroupFlags(1, 2, coordinator_);
+    std::vector<std::string> all = Flags(1);
     all.insert(all.end(), flags.begin(), flags.end());
     auto member = DaemonProcess::Start({.flags = all, .wait_for = "live"});
     EXPECT_TRUE(member.ok()) << member.status();
     return *std::move(member);
   }
+  int64_t PeakKib() {
+    std::ifstream status(absl::StrCat("/proc/", daemon_->pid(), "/status"));
+    std::string word;
+    while (status >> word && word != "VmHWM:") {
+    }
+    int64_t kib = 0;
+    status >> kib;
+    return kib;
+  }
+  int64_t Threads() {
+    const std::filesystem::directory_iterator tasks(
+        absl::StrCat("/proc/", daemon_->pid(), "/task"));
+    return std::distance(begin(tasks), end(tasks));
+  }
+  // A member joins within this time, if not at once: an address begins only so many connections in
+  // a second.
+  void ExpectJoinsWithin(std::chrono::milliseconds time) {
+    const auto deadline = std::chrono::steady_clock::now() + time;
+    bool formed = false;
+    while (!formed && std::chrono::steady_clock::now() < deadline) {
+      FakeMember member(coordinator_, std::chrono::seconds(30), files_);
+      member.Join(FakeMember::RightJoin());
+      const auto next = member.Next();
+      formed = next.has_value() && next->has_join();
+    }
+    EXPECT_TRUE(formed);
+  }
+  void ExpectAFloodHoldsFewThreads();
+  void ExpectThousandsAreSurvived();
+
   const std::string coordinator_ = FreeAddress();
+  const std::vector<std::string> flags_;
+  const server::TlsFiles files_;
 };
 
 // Who speaks to the port as he likes.
@@ -87,6 +131,14 @@ class Stranger {
       heard.push_back(one);
     }
     return heard;
+  }
+  // What comes next; empty: nothing more does.
+  std::string HearSome() {
+    std::string some(1 << 14, '\0');
+    const bool comes = Soon().WaitFor(socket_.get(), POLLIN).ok();
+    const ssize_t got = comes ? ::recv(socket_.get(), some.data(), some.size(), 0) : 0;
+    some.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    return some;
   }
   static std::string Message(const google::protobuf::MessageLite& message) {
     const std::string body = message.SerializeAsString();
@@ -192,38 +244,26 @@ TEST_F(PeerStrangersTest, AMemberTellsNothingToACoordinatorThatIsNotProven) {
   EXPECT_TRUE(member->WaitLogged("does not know the group's secret")) << member->Log();
 }
 
-TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
-  const auto threads = [&] {
-    const std::filesystem::directory_iterator tasks(
-        absl::StrCat("/proc/", daemon_->pid(), "/task"));
-    return std::distance(begin(tasks), end(tasks));
-  };
-  const auto before = threads();
+void PeerStrangersTest::ExpectAFloodHoldsFewThreads() {
+  const int64_t before = Threads();
   std::deque<Stranger> flood;
   for (int i = 0; i < 200; ++i) flood.emplace_back(coordinator_);
   EXPECT_EQ(flood[0].Hear(), "") << "the oldest has made room";
-  EXPECT_LT(threads(), before + 110);  // 68 strangers, 32 that end, one that waits
-  FakeMember member(coordinator_);
-  member.Join(FakeMember::RightJoin());
-  const auto formed = member.Next();
-  EXPECT_TRUE(formed.has_value() && formed->has_join());
+  EXPECT_LT(Threads(), before + 110);  // 68 strangers, 32 that end, one that waits
+  ExpectJoinsWithin(std::chrono::seconds(3));
+}
+
+TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
+  ExpectAFloodHoldsFewThreads();
 }
 
 // More than it has descriptors for, in a moment: an address begins only so many in a second.
-TEST_F(PeerStrangersTest, ThousandsOfConnectionsAreSurvived) {
+void PeerStrangersTest::ExpectThousandsAreSurvived() {
   const rlimit few{512, 512};
   ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_NOFILE, &few, nullptr), 0);
   std::deque<Stranger> flood;
   for (int i = 0; i < 900; ++i) flood.emplace_back(coordinator_);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-  bool formed = false;
-  while (!formed && std::chrono::steady_clock::now() < deadline) {
-    FakeMember member(coordinator_);
-    member.Join(FakeMember::RightJoin());
-    const auto next = member.Next();
-    formed = next.has_value() && next->has_join();
-  }
-  EXPECT_TRUE(formed);
+  ExpectJoinsWithin(std::chrono::seconds(3));
   const std::string log = daemon_->Log();
   EXPECT_THAT(log, ::testing::HasSubstr("others_since_the_last_line="));
   size_t lines = 0;
@@ -233,6 +273,8 @@ TEST_F(PeerStrangersTest, ThousandsOfConnectionsAreSurvived) {
   }
   EXPECT_LE(lines, 5) << log;
 }
+
+TEST_F(PeerStrangersTest, ThousandsOfConnectionsAreSurvived) { ExpectThousandsAreSurvived(); }
 
 // What a frame of HTTP/2 looks like.
 std::string Frame(char type, char flags, uint32_t stream, absl::string_view body) {
@@ -259,16 +301,7 @@ TEST_F(PeerStrangersTest, WhatBringsHttp2DownReachesNoHttp2) {
   for (uint32_t stream = 1; stream < 2'000; stream += 2) {
     reset += Frame(1, 4, stream, "\x82") + Frame(3, 0, stream, std::string(4, '\0'));
   }
-  const auto peak_kib = [&] {
-    std::ifstream status(absl::StrCat("/proc/", daemon_->pid(), "/status"));
-    std::string word;
-    while (status >> word && word != "VmHWM:") {
-    }
-    int64_t kib = 0;
-    status >> kib;
-    return kib;
-  };
-  const int64_t before = peak_kib();
+  const int64_t before = PeakKib();
   for (const auto& [first, then] :
        {std::pair{bomb, more_bomb}, {Frame(1, 0, 1, ""), continued}, {reset, reset}}) {
     std::deque<Stranger> four;
@@ -280,10 +313,176 @@ TEST_F(PeerStrangersTest, WhatBringsHttp2DownReachesNoHttp2) {
     }
   }
   EXPECT_GT(before, 0);
-  EXPECT_LT(peak_kib() - before, 64 << 10);
+  EXPECT_LT(PeakKib() - before, 64 << 10);
   const auto member = StartMember();
   const absl::Status ready = member->WaitServing("ready", std::chrono::seconds(5));
   EXPECT_TRUE(ready.ok()) << ready;
+}
+
+// ---- with TLS ----
+
+class TlsStrangersTest : public PeerStrangersTest {
+ protected:
+  TlsStrangersTest() : PeerStrangersTest(Authority().Flags("ours", "ours"), Files("ours")) {
+    std::signal(SIGPIPE, SIG_IGN);  // as the daemon has it: OpenSSL writes without MSG_NOSIGNAL
+  }
+  static const Certificates& Authority() {
+    static const Certificates certificates;
+    return certificates;
+  }
+  static server::TlsFiles Files(const std::string& certificate) {
+    return {Authority().Path("ours-ca.pem"), Authority().Path(certificate + ".pem"),
+            Authority().Path(certificate + ".key")};
+  }
+};
+
+// Who speaks TLS to the port, with this certificate or, where it is empty, none.
+class TlsStranger {
+ public:
+  TlsStranger(const std::string& address, const server::TlsFiles& files) : wire_(address) {
+    SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
+    if (!files.certificate.empty()) {
+      SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str());
+      SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), SSL_FILETYPE_PEM);
+    }
+    ssl_.reset(SSL_new(context));
+    SSL_CTX_free(context);
+    SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+    SSL_set_connect_state(ssl_.get());
+  }
+  Stranger& wire() { return wire_; }
+  // The beginning of a handshake, which is not sent.
+  std::string Hello() {
+    SSL_do_handshake(ssl_.get());
+    return Written();
+  }
+  // As far as this end knows: it does not hear yet whether its certificate is taken.
+  bool ShakesHands() {
+    while (SSL_do_handshake(ssl_.get()) != 1) {
+      if (!wire_.Say(Written())) return false;
+      const std::string heard = wire_.HearSome();
+      if (heard.empty()) return false;
+      BIO_write(SSL_get_rbio(ssl_.get()), heard.data(), static_cast<int>(heard.size()));
+    }
+    return wire_.Say(Written());
+  }
+  bool Say(const std::string& text) {
+    return SSL_write(ssl_.get(), text.data(), static_cast<int>(text.size())) > 0 &&
+           wire_.Say(Written());
+  }
+  // Asks for other keys, and for an answer, which it does not read.
+  bool AsksForKeys() {
+    SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_REQUESTED);
+    return SSL_do_handshake(ssl_.get()) == 1 && wire_.Say(Written());
+  }
+
+ private:
+  std::string Written() {
+    std::string text(BIO_ctrl_pending(SSL_get_wbio(ssl_.get())), '\0');
+    BIO_read(SSL_get_wbio(ssl_.get()), text.data(), static_cast<int>(text.size()));
+    return text;
+  }
+  Stranger wire_;
+  server::Ssl ssl_;
+};
+
+TEST_F(TlsStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
+  ExpectAFloodHoldsFewThreads();
+}
+
+TEST_F(TlsStrangersTest, ThousandsOfConnectionsAreSurvived) { ExpectThousandsAreSurvived(); }
+
+// As PeerDescriptorsMax() has it.
+TEST_F(TlsStrangersTest, AConnectionTakesFiveDescriptors) {
+  const auto descriptors = [&] {
+    const std::filesystem::directory_iterator open(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
+    return std::distance(begin(open), end(open));
+  };
+  PeerClient client(1, {server::PeerSecret(kGroupSecret), {}}, files_);
+  std::vector<wire::UniqueFd> connections;
+  const auto add = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      auto connected = client.connections().Connect(coordinator_, 0);
+      ASSERT_TRUE(connected.ok()) << connected.status();
+      connections.push_back(*std::move(connected));
+    }
+  };
+  // gRPC has them when it speaks.
+  const auto all_speak = [&] {
+    for (const wire::UniqueFd& one : connections) {
+      ASSERT_TRUE(Stranger::Soon().WaitFor(one.get(), POLLIN).ok());
+    }
+  };
+  add(1);
+  all_speak();
+  const auto before = descriptors();
+  add(10);
+  all_speak();
+  EXPECT_EQ((descriptors() - before) / 10, 5) << "the daemon may open one for itself meanwhile";
+}
+
+TEST_F(TlsStrangersTest, NoHandshakeTakesMemoryOrTimeAndNobodyIsKeptOut) {
+  // A certificate of the group's authority, and no secret: it has five seconds, whatever it says.
+  TlsStranger keys(coordinator_, files_);
+  ASSERT_TRUE(keys.ShakesHands());
+  std::thread asks([&] {
+    while (keys.AsksForKeys()) {
+    }
+  });
+  const int64_t before = PeakKib();
+  constexpr size_t kRecordBytes = 16'384;
+  const auto record = [](char type, const std::string& body) {
+    return std::string{type, 3, 3, static_cast<char>(body.size() >> 8),
+                       static_cast<char>(body.size())} +
+           body;
+  };
+  const std::string hello = TlsStranger(coordinator_, {}).Hello();
+  const std::string zeros(kRecordBytes, '\0');
+  for (const auto& [what, first, then] : {
+           std::tuple("a hello of 16 MB", record(22, std::string("\1\xff\xff\xff", 4)),
+                      record(22, zeros)),
+           std::tuple("one hello after the other", hello, hello),
+           std::tuple("changes of ciphers", hello, record(20, "\1")),
+           std::tuple("warnings", hello, record(21, std::string("\1\0", 2))),
+           std::tuple("handshakes of no bytes", hello, record(22, "")),
+           std::tuple("data before its time", hello, record(23, zeros)),
+       }) {
+    std::deque<Stranger> four;
+    for (int i = 0; i < 4; ++i) four.emplace_back(coordinator_);
+    for (Stranger& one : four) {
+      bool hears = one.Say(first);
+      for (int i = 0; hears && i < 1'000; ++i) hears = one.Say(then);
+      const auto began = std::chrono::steady_clock::now();
+      one.Hear();
+      EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(3))
+          << what << ": it waits for the end of its patience";
+    }
+  }
+  // As large as OpenSSL takes one, and never whole.
+  std::deque<Stranger> large;
+  for (int i = 0; i < 64; ++i) {
+    large.emplace_back(coordinator_);
+    bool hears = large.back().Say(record(22, std::string("\1\1\xff\0", 4)));
+    for (int j = 0; hears && j < 7; ++j) hears = large.back().Say(record(22, zeros));
+    EXPECT_TRUE(hears) << i;
+  }
+  EXPECT_GT(before, 0);
+  EXPECT_LT(PeakKib() - before, 64 << 10);
+  // Whole handshakes: of nobody, of another authority, and of one who then does not say what a
+  // daemon says.
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_TRUE(TlsStranger(coordinator_, {}).ShakesHands());
+    TlsStranger theirs(coordinator_, Files("theirs"));
+    EXPECT_TRUE(theirs.ShakesHands());
+    EXPECT_EQ(theirs.wire().Hear().find("dmuond"), std::string::npos);
+    TlsStranger talks(coordinator_, files_);
+    EXPECT_TRUE(talks.ShakesHands());
+    EXPECT_TRUE(talks.Say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"));
+    talks.wire().Hear();
+  }
+  EXPECT_LT(PeakKib() - before, 64 << 10);
+  ExpectJoinsWithin(std::chrono::seconds(2));
+  asks.join();
 }
 
 // ---- who is proven, and says what is wrong ----
