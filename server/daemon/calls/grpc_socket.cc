@@ -3,18 +3,13 @@
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "dmuond/wire/start_thread.h"
 #include "scheduler/shown_pid.h"
 #include "server/common/log.h"
 #include "server/daemon/calls/tcp_listener.h"
@@ -25,51 +20,40 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kListener = 0;
-constexpr uint64_t kWake = 1;
-// After running out of descriptors; the listener stays readable meanwhile.
-constexpr std::chrono::milliseconds kAcceptPause{100};
-// Before other events are looked at: the listener stays readable while there are more.
-constexpr int kAcceptedAtOnce = 64;
 // Threads of connections that are closed and whose proof has not ended yet.
 constexpr size_t kEndingMax = 32;
-// How late a stranger's connection is closed, and a pause ends.
-constexpr std::chrono::milliseconds kLook{100};
-
-bool Watch(int events, int fd, uint64_t id, uint32_t what, int how = EPOLL_CTL_ADD) {
-  epoll_event event{};
-  event.events = what;
-  event.data.u64 = id;
-  return ::epoll_ctl(events, how, fd, &event) == 0;
-}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcSocket>> GrpcSocket::Make(ListeningSocket listener,
                                                              Options options) {
-  wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  wire::UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
-  if (!wake.valid() || !events.valid() || !Watch(events.get(), wake.get(), kWake, EPOLLIN)) {
-    return absl::ErrnoToStatus(errno, "eventfd or epoll");
-  }
+  absl::StatusOr<std::unique_ptr<AcceptLoop>> loop = AcceptLoop::Make(options.name, listener.fd());
+  if (!loop.ok()) return loop.status();
   return std::unique_ptr<GrpcSocket>(
-      new GrpcSocket(std::move(listener), std::move(options), std::move(wake), std::move(events)));
+      new GrpcSocket(std::move(listener), std::move(options), *std::move(loop)));
 }
 
-GrpcSocket::GrpcSocket(ListeningSocket listener, Options options, wire::UniqueFd wake,
-                       wire::UniqueFd events)
+GrpcSocket::GrpcSocket(ListeningSocket listener, Options options, std::unique_ptr<AcceptLoop> loop)
     : options_(std::move(options)),
       listener_(std::move(listener)),
-      wake_(std::move(wake)),
-      events_(std::move(events)),
+      loop_(std::move(loop)),
       rate_(options_.per_second),
-      limits_(options_.limits) {}
+      limits_(options_.limits),
+      proofs_(options_.limits.strangers + kEndingMax) {}
 
 GrpcSocket::~GrpcSocket() { Stop(); }
 
 void GrpcSocket::Serve(grpc::Server& server) {
   server_ = &server;
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] {
+    loop_->Run({.on_connection =
+                    [this](wire::UniqueFd socket, const sockaddr_storage& from) {
+                      const Origin origin = OriginOf(socket.get(), from);
+                      Take(std::move(socket), origin);
+                    },
+                .on_ready = [this](uint64_t id) { OnReady(id); },
+                .on_round = [this] { return DropStrangers(); }});
+  });
 }
 
 void GrpcSocket::Stop() {
@@ -77,18 +61,14 @@ void GrpcSocket::Stop() {
     MutexLock lock(mutex_);
     if (stop_) return;
     stop_ = true;
-    changed_.NotifyAll();
+    for (const auto& [id, connection] : connections_) {
+      if (!connection.known && options_.prove) ::shutdown(connection.held.get(), SHUT_RDWR);
+    }
   }
-  const uint64_t one = 1;
-  // Fails only when the counter is full, and then the thread wakes anyway.
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+  loop_->Stop();
+  proofs_.Stop();
   if (thread_.joinable()) thread_.join();
   listener_.Close();
-  MutexLock lock(mutex_);
-  for (const auto& [id, connection] : connections_) {
-    if (!connection.known && options_.prove) ::shutdown(connection.held.get(), SHUT_RDWR);
-  }
-  while (proving_ > 0) changed_.Wait(mutex_);
 }
 
 std::optional<Caller> GrpcSocket::CallerOf(const grpc::ServerContext& context) {
@@ -119,70 +99,20 @@ GrpcSocket::Connection* GrpcSocket::Find(const grpc::ServerContext& context) {
   return found == connections_.end() ? nullptr : &found->second;
 }
 
-void GrpcSocket::Run() {
-  std::array<epoll_event, 64> ready;
-  for (;;) {
-    if (!accepting_ && Clock::now() >= accept_again_) {
-      accepting_ = Watch(events_.get(), listener_.fd(), kListener, EPOLLIN);
-    }
-    int timeout_ms = accepting_ ? -1 : static_cast<int>(kLook.count());
-    {
-      MutexLock lock(mutex_);
-      if (stop_) return;
-      if (options_.strange_for.has_value() && !connections_.empty()) {
-        timeout_ms = static_cast<int>(kLook.count());
-      }
-    }
-    const int count =
-        ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()), timeout_ms);
-    for (int i = 0; i < count; ++i) {
-      const uint64_t id = ready[i].data.u64;
-      if (id == kWake) continue;  // to stop
-      if (id == kListener) {
-        AcceptSome();
-        continue;
-      }
-      MutexLock lock(mutex_);
-      const auto found = connections_.find(id);
-      // Who is still being proven ends at once, with the thread that does it.
-      const bool known = found == connections_.end() || found->second.known || !options_.prove;
-      known ? Remove(id) : End(id);
-    }
-    DropStrangers();
-  }
+void GrpcSocket::OnReady(uint64_t id) {
+  MutexLock lock(mutex_);
+  const auto found = connections_.find(id);
+  // Who is still being proven ends at once, with the thread that does it.
+  const bool known = found == connections_.end() || found->second.known || !options_.prove;
+  known ? Remove(id) : End(id);
 }
 
-void GrpcSocket::AcceptSome() {
-  for (int i = 0; i < kAcceptedAtOnce; ++i) {
-    sockaddr_storage from{};
-    socklen_t size = sizeof(from);
-    wire::UniqueFd socket(::accept4(listener_.fd(), reinterpret_cast<sockaddr*>(&from), &size,
-                                    SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.valid()) {
-      Origin origin;
-      if (options_.prove) {
-        origin.holder = HolderOf(from);
-        origin.fields = {{"address", AddressOf(from)}};
-      } else {
-        const wire::PeerProcess peer = PeerOf(socket.get());
-        origin.holder = peer.uid();
-        origin.caller = {.process = peer.id(), .uid = peer.uid()};
-        origin.fields = {{"uid", peer.uid()}, scheduler::PidField<log::Field>(peer.pid())};
-      }
-      Take(std::move(socket), origin);
-      continue;
-    }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      log::Warn(
-          "connection not accepted",
-          {{"socket", options_.name}, {"error", absl::ErrnoToStatus(errno, "accept").message()}});
-      accept_again_ = Clock::now() + kAcceptPause;
-      ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
-      accepting_ = false;
-    }
-    return;
-  }
+GrpcSocket::Origin GrpcSocket::OriginOf(int socket, const sockaddr_storage& from) const {
+  if (options_.prove) return {.holder = HolderOf(from), .fields = {{"address", AddressOf(from)}}};
+  const wire::PeerProcess peer = PeerOf(socket);
+  return {.holder = peer.uid(),
+          .caller = {.process = peer.id(), .uid = peer.uid()},
+          .fields = {{"uid", peer.uid()}, scheduler::PidField<log::Field>(peer.pid())}};
 }
 
 // Strangers do not fill the log.
@@ -196,15 +126,23 @@ void GrpcSocket::Refuse(absl::string_view why, const Origin& origin) {
 }
 
 void GrpcSocket::Take(wire::UniqueFd socket, const Origin& origin) {
+  const uint64_t id = loop_->NewId();
   {
     MutexLock lock(mutex_);
-    const uint64_t id = next_id_++;
+    if (stop_) return;
     const absl::string_view refused = Count(id, socket.get(), origin);
     if (!refused.empty()) return Refuse(refused, origin);
-    if (options_.prove) return BeginProof(id, std::move(socket), origin);
-    GiveToGrpc(connections_.at(id), socket.get());
+    if (!options_.prove) GiveToGrpc(connections_.at(id), socket.get());
   }
-  grpc::AddInsecureChannelFromFd(server_, socket.Release());
+  if (!options_.prove) return grpc::AddInsecureChannelFromFd(server_, socket.Release());
+  const auto given = std::make_shared<wire::UniqueFd>(std::move(socket));
+  // While there are too many, others wait in the kernel's queue.
+  const absl::Status begun =
+      proofs_.Begin([this, id, origin, given] { Prove(id, std::move(*given), origin); });
+  if (begun.ok()) return;
+  MutexLock lock(mutex_);
+  if (!stop_) Refuse(begun.message(), origin);
+  Remove(id);
 }
 
 absl::string_view GrpcSocket::Count(uint64_t id, int socket, const Origin& origin) {
@@ -228,7 +166,7 @@ absl::string_view GrpcSocket::Count(uint64_t id, int socket, const Origin& origi
            origin);
     End(*verdict.instead);
   }
-  if (!Watch(events_.get(), held.get(), id, EPOLLRDHUP)) {
+  if (!loop_->Watch(held.get(), id, EPOLLRDHUP)) {
     limits_.Remove(id, origin.holder);
     return "it cannot be watched";
   }
@@ -243,22 +181,6 @@ absl::string_view GrpcSocket::Count(uint64_t id, int socket, const Origin& origi
 void GrpcSocket::GiveToGrpc(Connection& connection, int number) {
   connection.number = number;
   by_number_[number] = connection.id;
-}
-
-void GrpcSocket::BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) {
-  // Threads whose connection was closed end at once; meanwhile others wait in the kernel's queue.
-  while (proving_ >= options_.limits.strangers + kEndingMax && !stop_) changed_.Wait(mutex_);
-  if (stop_) return Remove(id);
-  const int fd = socket.get();
-  absl::StatusOr<std::thread> thread = wire::StartThread(
-      "a daemon's proof", [this, id, origin, fd] { Prove(id, wire::UniqueFd(fd), origin); });
-  if (!thread.ok()) {
-    Refuse(thread.status().message(), origin);
-    return Remove(id);
-  }
-  [[maybe_unused]] const int given = socket.Release();  // to the thread, which closes it
-  ++proving_;                                           // the thread cannot end before: the lock
-  thread->detach();
 }
 
 void GrpcSocket::Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin) {
@@ -280,13 +202,10 @@ void GrpcSocket::Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin)
     }
   }
   if (number >= 0) grpc::AddInsecureChannelFromFd(server_, number);
-  MutexLock lock(mutex_);
-  --proving_;
-  changed_.NotifyAll();
 }
 
-void GrpcSocket::DropStrangers() {
-  if (!options_.strange_for.has_value()) return;
+bool GrpcSocket::DropStrangers() {
+  if (!options_.strange_for.has_value()) return false;
   const Clock::time_point now = Clock::now();
   std::vector<uint64_t> overdue;
   MutexLock lock(mutex_);
@@ -300,6 +219,7 @@ void GrpcSocket::DropStrangers() {
                 {"uid", connections_.at(id).caller.uid}});
     End(id);
   }
+  return !connections_.empty();
 }
 
 // For gRPC, too, which closes its own descriptor then.
@@ -315,7 +235,7 @@ void GrpcSocket::Remove(uint64_t id) {
   if (found == connections_.end()) return;
   const Connection& connection = found->second;
   // By itself it would go when gRPC's descriptor is closed as well.
-  ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, connection.held.get(), nullptr);
+  loop_->Forget(connection.held.get());
   limits_.Remove(id, connection.holder);
   const auto number = by_number_.find(connection.number);
   if (number != by_number_.end() && number->second == id) by_number_.erase(number);

@@ -34,7 +34,9 @@
 #include "kernels/mutex.h"
 #include "server/common/log.h"
 #include "server/common/seldom.h"
+#include "server/daemon/calls/accept_loop.h"
 #include "server/daemon/calls/connection_limits.h"
+#include "server/daemon/calls/proof_threads.h"
 #include "server/daemon/calls/session_keys.h"
 #include "server/daemon/calls/unix_listener.h"
 
@@ -92,41 +94,36 @@ class GrpcSocket {
     bool known = false;
     std::chrono::steady_clock::time_point since;
   };
-  GrpcSocket(ListeningSocket listener, Options options, wire::UniqueFd wake, wire::UniqueFd events);
+  GrpcSocket(ListeningSocket listener, Options options, std::unique_ptr<AcceptLoop> loop);
 
-  void Run();
-  void AcceptSome();
+  [[nodiscard]] Origin OriginOf(int socket, const sockaddr_storage& from) const;
   void Take(wire::UniqueFd socket, const Origin& origin);
   // Why it is refused; empty: it is counted.
   absl::string_view Count(uint64_t id, int socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
-  void BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
   void Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin);
+  void OnReady(uint64_t id);
   void Refuse(absl::string_view why, const Origin& origin) DMUOND_REQUIRES(mutex_);
   void GiveToGrpc(Connection& connection, int number) DMUOND_REQUIRES(mutex_);
-  void DropStrangers();
+  // Whether there may be some later.
+  bool DropStrangers();
   void Remove(uint64_t id) DMUOND_REQUIRES(mutex_);
   void End(uint64_t id) DMUOND_REQUIRES(mutex_);
   Connection* Find(const grpc::ServerContext& context) DMUOND_REQUIRES(mutex_);
 
   const Options options_;
   ListeningSocket listener_;
-  const wire::UniqueFd wake_;    // an eventfd
-  const wire::UniqueFd events_;  // an epoll descriptor
+  const std::unique_ptr<AcceptLoop> loop_;
   grpc::Server* server_ = nullptr;
-  std::chrono::steady_clock::time_point accept_again_{};  // the thread's own
-  bool accepting_ = false;                                // the thread's own
-  ConnectionRate rate_;                                   // the thread's own
+  ConnectionRate rate_;  // the thread's own
 
   Mutex mutex_;
-  CondVar changed_;
   Seldom refusals_ DMUOND_GUARDED_BY(mutex_);
-  size_t proving_ DMUOND_GUARDED_BY(mutex_) = 0;  // threads of `prove`
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
-  uint64_t next_id_ DMUOND_GUARDED_BY(mutex_) = 2;  // after those of listener_ and wake_
   ConnectionLimits limits_ DMUOND_GUARDED_BY(mutex_);
   std::map<uint64_t, Connection> connections_ DMUOND_GUARDED_BY(mutex_);
   std::map<int, uint64_t> by_number_ DMUOND_GUARDED_BY(mutex_);  // the newest of each number
 
+  ProofThreads proofs_;
   std::thread thread_;
 };
 

@@ -1,9 +1,7 @@
 #include "server/daemon/metrics/http_server.h"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -23,6 +21,7 @@
 #include "kernels/mutex.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/daemon/calls/accept_loop.h"
 #include "server/daemon/calls/connection_limits.h"
 #include "server/daemon/calls/tcp_listener.h"
 
@@ -34,19 +33,12 @@ using Clock = std::chrono::steady_clock;
 constexpr int kThreads = 4;                     // that make pages
 constexpr std::chrono::seconds kRequestMax{2};  // what a request may take to come
 constexpr std::chrono::seconds kPartMax{5};     // to be answered, and its answer to leave, each
-constexpr std::chrono::milliseconds kLook{100};
-constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr int kAcceptedAtOnce = 64;  // before other events are looked at
 constexpr size_t kRequestBytesMax = 8192;
 // All are strangers to the end: none proves anything.
 constexpr ConnectionLimits::Limits kLimits = {.all = HttpServer::kConnectionsMax,
                                               .per_holder = 64,
                                               .strangers_per_holder = 32,
                                               .strangers = 64};
-
-constexpr uint64_t kListener = 0;
-constexpr uint64_t kWake = 1;
-constexpr uint64_t kFirstConnection = 2;
 
 const char* ReasonPhrase(int status) {
   switch (status) {
@@ -85,13 +77,12 @@ HttpServer::Answer Plain(int status, const char* text) {
   return {status, "text/plain; charset=utf-8", text};
 }
 
-class EpollServer final : public HttpServer {
+class LoopServer final : public HttpServer {
  public:
-  EpollServer(Pages pages, wire::UniqueFd listener, wire::UniqueFd wake, wire::UniqueFd events)
+  LoopServer(Pages pages, wire::UniqueFd listener, std::unique_ptr<AcceptLoop> loop)
       : pages_(std::move(pages)),
         listener_(std::move(listener)),
-        wake_(std::move(wake)),
-        events_(std::move(events)),
+        loop_(std::move(loop)),
         limits_(kLimits) {}
   // RESOURCE_EXHAUSTED: it has not the threads that it needs.
   absl::Status Start() {
@@ -101,18 +92,29 @@ class EpollServer final : public HttpServer {
       if (!started.ok()) return started.status();
       maker = *std::move(started);
     }
-    absl::StatusOr<std::thread> started = wire::StartThread("--metrics_address", [this] { Run(); });
+    absl::StatusOr<std::thread> started = wire::StartThread("--metrics_address", [this] {
+      loop_->Run({.on_connection =
+                      [this](wire::UniqueFd socket, const sockaddr_storage& from) {
+                        Accept(std::move(socket), HolderOf(from));
+                      },
+                  .on_ready = [this](uint64_t id) { Go(id); },
+                  .on_round =
+                      [this] {
+                        TakeMade();
+                        return EndOverdue();
+                      }});
+    });
     if (!started.ok()) return started.status();
     thread_ = *std::move(started);
     return absl::OkStatus();
   }
-  ~EpollServer() override {
+  ~LoopServer() override {
     {
       MutexLock lock(mutex_);
       stop_ = true;
       changed_.NotifyAll();
     }
-    Wake();
+    loop_->Stop();
     if (thread_.joinable()) thread_.join();
     for (std::thread& maker : makers_) {
       if (maker.joinable()) maker.join();
@@ -141,12 +143,6 @@ class EpollServer final : public HttpServer {
     std::string path;
   };
 
-  void Wake() {
-    const uint64_t one = 1;
-    // Fails only when the counter is full, and then the thread wakes anyway.
-    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
-  }
-
   void MakePages() {
     for (;;) {
       Order order;
@@ -160,70 +156,20 @@ class EpollServer final : public HttpServer {
       Answer answer = pages_.page(order.path);
       MutexLock lock(mutex_);
       made_.emplace_back(order.id, std::move(answer));
-      Wake();
+      loop_->Wake();
     }
   }
 
-  void Run() {
-    std::array<epoll_event, 64> ready;
-    for (;;) {
-      const Clock::time_point now = Clock::now();
-      if (!accepting_ && now >= accept_again_) {
-        accepting_ = Watch(listener_.get(), kListener, EPOLLIN, EPOLL_CTL_ADD);
-      }
-      const bool idle = connections_.empty() && accepting_;
-      const int count = ::epoll_wait(events_.get(), ready.data(), static_cast<int>(ready.size()),
-                                     idle ? -1 : static_cast<int>(kLook.count()));
-      for (int i = 0; i < count; ++i) {
-        const uint64_t id = ready[i].data.u64;
-        if (id == kListener) {
-          AcceptSome();
-        } else if (id == kWake) {
-          if (!TakeMade()) return;
-        } else {
-          Go(id);
-        }
-      }
-      EndOverdue();
-    }
-  }
-
-  bool Watch(int fd, uint64_t id, uint32_t what, int how) {
-    epoll_event event{};
-    event.events = what;
-    event.data.u64 = id;
-    return ::epoll_ctl(events_.get(), how, fd, &event) == 0;
-  }
-
-  void AcceptSome() {
-    for (int i = 0; i < kAcceptedAtOnce; ++i) {
-      sockaddr_storage from{};
-      socklen_t size = sizeof(from);
-      wire::UniqueFd socket(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size,
-                                      SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket.valid()) {
-        if (errno == EINTR || errno == ECONNABORTED) continue;
-        if (errno == EAGAIN) return;
-        // No descriptor is left. The listener stays readable meanwhile.
-        ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
-        accepting_ = false;
-        accept_again_ = Clock::now() + kAcceptPause;
-        return;
-      }
-      const uint64_t id = next_id_++;
-      const uint64_t holder = HolderOf(from);
-      const ConnectionLimits::Verdict verdict = limits_.Add(id, holder);
-      if (verdict.instead.has_value()) End(*verdict.instead);
-      if (!verdict.taken) continue;
-      if (!Watch(socket.get(), id, EPOLLIN, EPOLL_CTL_ADD)) {
-        limits_.Remove(id, holder);
-        continue;
-      }
-      Connection& connection = connections_[id];
-      connection.socket = std::move(socket);
-      connection.holder = holder;
-      connection.until = Clock::now() + kRequestMax;
-    }
+  void Accept(wire::UniqueFd socket, uint64_t holder) {
+    const uint64_t id = loop_->NewId();
+    const ConnectionLimits::Verdict verdict = limits_.Add(id, holder);
+    if (verdict.instead.has_value()) End(*verdict.instead);
+    if (!verdict.taken) return;
+    if (!loop_->Watch(socket.get(), id, EPOLLIN)) return limits_.Remove(id, holder);
+    Connection& connection = connections_[id];
+    connection.socket = std::move(socket);
+    connection.holder = holder;
+    connection.until = Clock::now() + kRequestMax;
   }
 
   void Enter(Connection& connection, uint64_t id, State state) {
@@ -232,7 +178,8 @@ class EpollServer final : public HttpServer {
     const uint32_t what = state == State::kWaiting   ? 0
                           : state == State::kWriting ? static_cast<uint32_t>(EPOLLOUT)
                                                      : static_cast<uint32_t>(EPOLLIN);
-    Watch(connection.socket.get(), id, what, EPOLL_CTL_MOD);
+    // What is watched already takes no more memory.
+    (void)loop_->Watch(connection.socket.get(), id, what);
   }
   void End(uint64_t id) {
     const auto found = connections_.find(id);
@@ -322,40 +269,34 @@ class EpollServer final : public HttpServer {
     return true;
   }
 
-  // Answers with the pages that were made. False: the server is to end.
-  bool TakeMade() {
-    uint64_t count = 0;
-    [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &count, sizeof(count));
+  // Answers with the pages that were made.
+  void TakeMade() {
     std::vector<std::pair<uint64_t, Answer>> made;
     {
       MutexLock lock(mutex_);
-      if (stop_) return false;
       made.swap(made_);
     }
     for (const auto& [id, answer] : made) {
       const auto found = connections_.find(id);
       if (found != connections_.end() && !Begin(found->second, id, answer)) End(id);
     }
-    return true;
   }
 
-  void EndOverdue() {
+  // Whether there may be some later.
+  bool EndOverdue() {
     const Clock::time_point now = Clock::now();
     std::vector<uint64_t> overdue;
     for (const auto& [id, connection] : connections_) {
       if (connection.until <= now) overdue.push_back(id);
     }
     for (const uint64_t id : overdue) End(id);
+    return !connections_.empty();
   }
 
   const Pages pages_;
   const wire::UniqueFd listener_;
-  const wire::UniqueFd wake_;    // an eventfd
-  const wire::UniqueFd events_;  // an epoll descriptor
+  const std::unique_ptr<AcceptLoop> loop_;
   // ---- of the thread that has the connections ----
-  bool accepting_ = false;
-  Clock::time_point accept_again_{};
-  uint64_t next_id_ = kFirstConnection;
   ConnectionLimits limits_;
   std::map<uint64_t, Connection> connections_;
 
@@ -379,17 +320,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
                  Say("cannot listen on '", Named("address", address),
                      "' for metrics: ", listener.status().message()));
   }
-  wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  wire::UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = kWake;
-  if (!wake.valid() || !events.valid() ||
-      ::epoll_ctl(events.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
-    return absl::ErrnoToStatus(errno, "eventfd or epoll");
-  }
-  auto server = std::make_unique<EpollServer>(std::move(pages), std::move(listener->socket),
-                                              std::move(wake), std::move(events));
+  absl::StatusOr<std::unique_ptr<AcceptLoop>> loop =
+      AcceptLoop::Make(address, listener->socket.get());
+  if (!loop.ok()) return loop.status();
+  auto server =
+      std::make_unique<LoopServer>(std::move(pages), std::move(listener->socket), *std::move(loop));
   if (absl::Status started = server->Start(); !started.ok()) return started;
   return server;
 }
