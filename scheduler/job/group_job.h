@@ -282,6 +282,8 @@ class GroupJob {
   AddressedMessages OnEndJob(int32_t from, const v1::EndJob& end);
   // Why the session cannot discard the present job; OK: both are of the same launch.
   [[nodiscard]] absl::Status CheckLaunch(const v1::RankSession& session) const;
+  // Whose the job is that the session begins.
+  [[nodiscard]] uint32_t OwnerOf(const v1::RankSession& session) const;
   void BeginAnew(const v1::RankSession& session, AddressedMessages& out);
   AddressedMessages OnSnapshotsDiscarded(const v1::SnapshotsDiscarded& discarded);
 
@@ -421,6 +423,13 @@ class GroupJob {
     v1::CoordinatorMessage message;
   };
   std::optional<Ended> ended_;
+  // The last job that a launch has ended to begin it anew, for its user, who has the next one, too.
+  struct Discarded {
+    std::string job;
+    std::string launch;
+    uint32_t owner_uid = 0;
+  };
+  Discarded discarded_;
 };
 
 }  // namespace dmuond::scheduler

@@ -13,6 +13,7 @@ AddressedMessages GroupJob::OnEndJob(int32_t from, const v1::EndJob& end) {
   if (!may.ok()) return Deny(from, discard, may);
   if (job_->launch == discard.launch()) return {};
   if (!job_->open_ranks.empty()) return Deny(from, discard, CheckLaunch(discard));
+  discarded_ = {.job = job_->name, .launch = discard.launch(), .owner_uid = job_->owner_uid};
   return EndJob(end.why(), kJobEnded);
 }
 
@@ -25,6 +26,13 @@ absl::Status GroupJob::CheckLaunch(const v1::RankSession& session) const {
   }
   const auto& [rank, place] = *job_->open_ranks.begin();
   return JobInUse(job_->name, session.rank(), rank, absl::StrCat("on node ", place.first));
+}
+
+uint32_t GroupJob::OwnerOf(const v1::RankSession& session) const {
+  if (session.has_owner_uid()) return session.owner_uid();
+  const bool anew =
+      session.discard() && session.job() == discarded_.job && session.launch() == discarded_.launch;
+  return anew ? discarded_.owner_uid : session.uid();
 }
 
 void GroupJob::BeginAnew(const v1::RankSession& session, AddressedMessages& out) {

@@ -29,7 +29,7 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
     job_->incarnation = ++incarnations_;
     job_->restore = FromProto(session.restore());
     if (session.has_costs()) job_->restore_costs = session.costs();
-    job_->owner_uid = session.has_owner_uid() ? session.owner_uid() : session.uid();
+    job_->owner_uid = OwnerOf(session);
     if (session.discard()) BeginAnew(session, out);
   } else if (absl::Status may = CheckUser(session.job(), session.rank(), session.uid());
              !may.ok()) {

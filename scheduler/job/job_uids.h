@@ -15,10 +15,14 @@ struct JobUids {
   std::vector<uint32_t> admins;   // may come to every job
 
   [[nodiscard]] bool MayTakePart(uint32_t owner, uint32_t uid) const {
-    const auto has = [](const std::vector<uint32_t>& uids, uint32_t one) {
-      return std::find(uids.begin(), uids.end(), one) != uids.end();
-    };
-    return any || uid == owner || has(admins, uid) || (has(sharing, owner) && has(sharing, uid));
+    return uid == owner || MayInAll(uid) || (Has(sharing, owner) && Has(sharing, uid));
+  }
+  // Whoever's they are.
+  [[nodiscard]] bool MayInAll(uint32_t uid) const { return any || Has(admins, uid); }
+
+ private:
+  static bool Has(const std::vector<uint32_t>& uids, uint32_t one) {
+    return std::find(uids.begin(), uids.end(), one) != uids.end();
   }
 };
 

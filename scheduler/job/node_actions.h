@@ -152,8 +152,9 @@ struct KeepSnapshots {};
 // A trainer's session has ended.
 struct SessionEnded {
   uint64_t id = 0;
-  bool with_job = false;  // because the job has ended
-  absl::Status told;      // what its trainer's calls are told then; OK: that it may begin anew
+  // What its trainer's calls are told, which goes on: its job has ended (OK: it may begin anew), or
+  // the group refuses the session. Unset: it has closed the session, or has died.
+  std::optional<absl::Status> told;
 };
 // The rank may not begin the job anew.
 struct DiscardRefused {

@@ -226,6 +226,8 @@ class NodeJob {
     bool end_is_seen = true;  // as RankTable::Session's
     std::string client;
     int32_t home_lane = 0;
+    // User that snapshots of the job name, those that it discards, too; unset: they name nobody.
+    std::optional<uint32_t> owner_uid;
   };
   // Something has to change before the session can be open: ask again.
   struct Later {
@@ -261,8 +263,6 @@ class NodeJob {
                                 node::Actions& actions);
   // What a caller is told that has waited in vain for its session. REQUIRES: there is a job.
   [[nodiscard]] absl::Status NotReadyToOpen(int32_t rank) const;
-  // Forgets a session that the group has refused, and with the last one a job without a plan.
-  [[nodiscard]] node::Actions ForgetDenied(uint64_t id);
   // Asks for the end of the present job, which the rank wants to begin anew. REQUIRES: there is
   // one.
   [[nodiscard]] node::Actions Discard(const Opening& opening);
@@ -423,9 +423,10 @@ class NodeJob {
     std::string name;
     int32_t world_size = 0;
     uint64_t number = 0;
-    std::string launch;   // the launch that began it with RESUME_DISCARD; empty: it began otherwise
-    v1::PlanInputs wire;  // empty in kRegistering
-    PlannedJob planned;   // from kStarting on
+    std::string launch;  // the launch that began it with RESUME_DISCARD; empty: it began otherwise
+    std::optional<uint32_t> owner_uid;  // as Opening's, of the session that began it here
+    v1::PlanInputs wire;                // empty in kRegistering
+    PlannedJob planned;                 // from kStarting on
     bool host_copies = false;
     absl::Status failed;           // in kFailed
     bool has_state = false;        // a push, load or step has committed
@@ -540,8 +541,9 @@ class NodeJob {
   [[nodiscard]] v1::MemberMessage NewsOfSession(const RankTable::Session& session) const;
   [[nodiscard]] v1::MemberMessage NewsOfAttached(const RankTable::Session& session) const;
   void TellRanksAgain();
-  void EndSession(uint64_t id, bool closed, const std::string& detail);
-  void DropDenied(uint64_t id);
+  // `refused`: why the group has no place for it, which its trainer is told; OK: that has ended.
+  void EndSession(uint64_t id, bool closed, const std::string& detail,
+                  const absl::Status& refused = absl::OkStatus());
   void OnExpel(const v1::ExpelRank& expel);
   // The trainers of these ranks count as dead; false: none of the ranks has a session.
   bool Expel(const std::vector<int32_t>& ranks, const std::string& why);

@@ -93,7 +93,7 @@ void NodeJob::EndJob(const std::string& why, const absl::Status& told) {
   Do(node::ForgetLoads{});
   std::vector<v1::MemberMessage> news;
   for (const auto& [id, session] : ranks_.sessions()) {
-    Do(node::SessionEnded{id, /*with_job=*/true, told});
+    Do(node::SessionEnded{id, told});
     news.emplace_back().set_job(job_->name);
     v1::RankGone& gone = *news.back().mutable_rank_gone();
     gone.set_rank(session.rank);

@@ -186,6 +186,7 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
   if (begins) {
     BeginJob(opening.job, opening.world_size);
     job_->launch = opening.launch;
+    job_->owner_uid = opening.owner_uid;
     if (found.has_value()) job_->snapshot.set_durable_step(found->step());
     job_->resume = found;
     ++plan_version_;

@@ -1,5 +1,6 @@
 // The group's plan on this node: a job takes it, has its memory made, is refused, or answers that
 // it is ready.
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -108,13 +109,17 @@ node::Actions NodeJob::OnPrepared(TimePoint /*now*/, absl::StatusOr<Prepared> pr
        {"imbalance", quality.imbalance}});
   // Sessions that the plan does not know as they are: faster than the news of it, or of another
   // coordinator's mind.
+  std::map<uint64_t, absl::Status> differ;
   for (const auto& [id, session] : ranks_.sessions()) {
-    if (session.state == RankTable::State::kOpen || !session.denied.ok()) continue;
+    if (session.state == RankTable::State::kOpen) continue;
     absl::Status same = CheckReplacement(session, session.registration);
-    if (!same.ok()) ranks_.Deny(session.rank, session.incarnation, same);
+    if (!same.ok()) differ[id] = same;
+  }
+  for (const auto& [id, why] : differ) {
+    EndSession(id, /*closed=*/false, std::string(why.message()), why);
   }
   // One that was lost meanwhile ends with its sessions.
-  if (job_->phase == Phase::kFailed) return Take();
+  if (job_ == nullptr || job_->phase == Phase::kFailed) return Take();
   job_->Enter(Phase::kStarting);
   // While the group is broken there is no epoch that lanes could be started for: one that goes back
   // is told to again when it has formed.
@@ -161,7 +166,10 @@ void NodeJob::OnRefused(const v1::RegistrationRefused& refused) {
     if (refused.session().discard() && refused.session().incarnation() == 0) {
       Do(node::DiscardRefused{refused.session().rank(), status});
     }
-    ranks_.Deny(refused.session().rank(), refused.session().incarnation(), status);
+    const RankTable::Session* session = ranks_.OfRank(refused.session().rank());
+    if (session != nullptr && session->incarnation == refused.session().incarnation()) {
+      EndSession(session->id, /*closed=*/false, refused.message(), status);
+    }
     return;
   }
   // One that was lost is refused nothing: this is about the next job of its name, on other nodes.

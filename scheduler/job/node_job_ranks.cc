@@ -26,12 +26,8 @@ v1::MemberMessage NodeJob::NewsOfSession(const RankTable::Session& session) cons
   told.set_pid(session.pid);
   told.set_uid(session.uid);
   told.set_job_incarnation(job_->wire.job_incarnation());
-  if (job_->resume.has_value()) {
-    *told.mutable_restore() = ToProto(job_->resume->id());
-    if (job_->resume->manifest.has_owner_uid()) {
-      told.set_owner_uid(job_->resume->manifest.owner_uid());
-    }
-  }
+  if (job_->resume.has_value()) *told.mutable_restore() = ToProto(job_->resume->id());
+  if (job_->owner_uid.has_value()) told.set_owner_uid(*job_->owner_uid);
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
   told.set_discard(session.discards && !planned());
   told.set_launch(job_->launch);
@@ -193,17 +189,6 @@ node::Actions NodeJob::Acknowledge(uint64_t id) {
 
 // ---- their end ----
 
-node::Actions NodeJob::ForgetDenied(uint64_t id) {
-  Do(node::SessionEnded{id});
-  DropDenied(id);
-  return Take();
-}
-
-void NodeJob::DropDenied(uint64_t id) {
-  if (ranks_.Find(id) != nullptr) ranks_.End(id, std::nullopt);
-  if (ranks_.empty() && job_ != nullptr && !planned()) job_.reset();
-}
-
 node::Actions NodeJob::Close(uint64_t id) {
   EndSession(id, /*closed=*/true,
              absl::StrCat("rank ", ranks_.Find(id)->rank, " closed its session"));
@@ -215,11 +200,11 @@ node::Actions NodeJob::OnTrainerGone(uint64_t id, const std::string& why) {
   return Take();
 }
 
-void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
-  const bool denied = !ranks_.Find(id)->denied.ok();
+void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail,
+                         const absl::Status& refused) {
   std::optional<Attempt> vacant;
   // The coordinator knows whether there is something to wait for, or all have to begin anew.
-  if (!closed && !denied && planned() && job_->failed.ok()) {
+  if (!closed && refused.ok() && planned() && job_->failed.ok()) {
     // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
     vacant = job_->steps.has_value() && !begins_from_snapshot() ? job_->steps->open().attempt
                                                                 : Attempt(0);
@@ -246,31 +231,31 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
     Say(node::Note::Level::kInfo, "session closed",
         {{"rank", session.rank}, PidField<node::Note::Field>(session.pid)});
   } else {
-    Say(node::Note::Level::kWarn, "trainer gone",
+    Say(node::Note::Level::kWarn, refused.ok() ? "trainer gone" : "session refused",
         {{"step", LastCommitted()},
          {"rank", session.rank},
          PidField<node::Note::Field>(session.pid),
          {"what", detail}});
   }
-  Do(node::SessionEnded{id});
+  Do(node::SessionEnded{id, refused.ok() ? std::nullopt : std::optional(refused)});
   Wake();
-  // The coordinator may have taken one that this node has denied. Such a one has died, however it
-  // ends: the rank may come again, as one that has closed its session may not.
+  // The coordinator may have taken one that is refused. For it that one has died: the rank may come
+  // again, as one that has closed its session may not.
   v1::MemberMessage message;
   v1::RankGone& gone = *message.mutable_rank_gone();
   gone.set_rank(session.rank);
-  gone.set_closed(closed && !denied);
+  gone.set_closed(closed);
   gone.set_detail(detail);
   gone.set_incarnation(session.incarnation);
   ranks_.KeepGone(gone);
   if (closed || own_memory) ranks_.DropAttachment(session.rank);
   Tell(std::move(message));
-  if (denied) DropDenied(id);
-  if (job_ == nullptr || !ranks_.empty()) return;
+  if (!ranks_.empty()) return;
   if (job_->phase == Phase::kFailed) return EndJob("nobody is left in a job that was lost");
   // One that the group has not planned is nobody's but its sessions'. The coordinator may have a
   // job of this name that another launch has begun, and this node's ranks are to join that one.
-  if (!planned() && !job_->goes_back) EndJob("nobody is left in a job that registered");
+  if (planned() || job_->goes_back) return;
+  refused.ok() ? EndJob("nobody is left in a job that registered") : job_.reset();
 }
 
 void NodeJob::OnExpel(const v1::ExpelRank& expel) {

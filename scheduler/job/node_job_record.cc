@@ -181,6 +181,7 @@ void NodeJob::WritePlan(v1::RecordedPlan& out) const {
   out.set_job(job_->name);
   out.set_world_size(job_->world_size);
   out.set_launch(job_->launch);
+  if (job_->owner_uid.has_value()) out.set_owner_uid(*job_->owner_uid);
   *out.mutable_inputs() = job_->wire;
   if (!job_->resume.has_value()) return;
   *out.mutable_resume() = job_->resume->manifest;
@@ -213,6 +214,7 @@ absl::StatusOr<NodeJob> NodeJob::FromRecord(const NodeJobOptions& options, const
   job.name = record.plan().job();
   job.world_size = record.plan().world_size();
   job.launch = record.plan().launch();
+  if (record.plan().has_owner_uid()) job.owner_uid = record.plan().owner_uid();
   job.wire = record.plan().inputs();
   if (record.plan().has_resume()) {
     job.resume.emplace().manifest = record.plan().resume();

@@ -40,7 +40,6 @@ void WriteSession(const RankTable::Session& session, v1::RecordedSession& out) {
       static_cast<int>(session.state) - static_cast<int>(RankTable::State::kOpen) + 1));
   if (!session.refused.ok()) *out.mutable_refused() = ToRecord(session.refused);
   out.set_refusals(session.refusals);
-  if (!session.denied.ok()) *out.mutable_denied() = ToRecord(session.denied);
   for (const LaneIndex lane : session.lanes_mapped) out.add_lanes_mapped(lane.value());
   if (!session.map_error.ok()) *out.mutable_map_error() = ToRecord(session.map_error);
   out.mutable_weight_digests()->Add(session.weight_digests.begin(), session.weight_digests.end());
@@ -77,7 +76,6 @@ absl::StatusOr<RankTable::Session> ReadSession(const v1::RecordedSession& wire) 
       static_cast<RankTable::State>(wire.state() - 1 + static_cast<int>(RankTable::State::kOpen));
   session.refused = StatusOf(wire.refused());
   session.refusals = wire.refusals();
-  session.denied = StatusOf(wire.denied());
   for (const int32_t lane : wire.lanes_mapped()) session.lanes_mapped.emplace(lane);
   session.map_error = StatusOf(wire.map_error());
   session.weight_digests.assign(wire.weight_digests().begin(), wire.weight_digests().end());
@@ -165,14 +163,6 @@ void RankTable::RefuseAll(const absl::Status& why) {
     session.refused = why;
     ++session.refusals;
     session.state = State::kOpen;
-    Changed(session);
-  }
-}
-
-void RankTable::Deny(int32_t rank, uint64_t incarnation, const absl::Status& why) {
-  for (auto& [id, session] : sessions_) {
-    if (session.rank != rank || session.incarnation != incarnation) continue;
-    session.denied = why;
     Changed(session);
   }
 }

@@ -83,16 +83,15 @@ class RankTable {
     std::shared_ptr<const Registration> layout;  // the same, parsed; null: not registered
     absl::Status refused;                        // why the whole layout was refused last
     int64_t refusals = 0;                        // how often the layout was refused
-    absl::Status denied;                      // why the group refuses this session; OK: it does not
-    std::set<LaneIndex> lanes_mapped;         // lanes that have mapped the trainer's memory
-    absl::Status map_error;                   // why a lane cannot map it
-    std::vector<std::string> weight_digests;  // AttachBuffersRequest's
-    bool broadcast = false;                   // AttachBuffersRequest's
-    Attempt first_attempt;                    // the one that was open when it was mapped
-    std::optional<Rollback> must_acknowledge;  // in kMustAcknowledge
-    std::optional<Rollback> acknowledged;      // the last one
-    uint64_t changed = 0;                      // version() when it changed last
-    uint64_t registered = 0;                   // version() when its registration changed last
+    std::set<LaneIndex> lanes_mapped;            // lanes that have mapped the trainer's memory
+    absl::Status map_error;                      // why a lane cannot map it
+    std::vector<std::string> weight_digests;     // AttachBuffersRequest's
+    bool broadcast = false;                      // AttachBuffersRequest's
+    Attempt first_attempt;                       // the one that was open when it was mapped
+    std::optional<Rollback> must_acknowledge;    // in kMustAcknowledge
+    std::optional<Rollback> acknowledged;        // the last one
+    uint64_t changed = 0;                        // version() when it changed last
+    uint64_t registered = 0;                     // version() when its registration changed last
     // It can submit.
     [[nodiscard]] bool mapped() const { return state >= State::kMapped; }
   };
@@ -120,7 +119,6 @@ class RankTable {
                 std::shared_ptr<const Registration> layout);
   // The coordinator has refused the layout that the ranks have registered together.
   void RefuseAll(const absl::Status& why);
-  void Deny(int32_t rank, uint64_t incarnation, const absl::Status& why);
 
   // Lanes are to map the memory of a session by this command, and so are lanes that replace them.
   void BeginMapping(uint64_t id, v1::LaneCommand command);

@@ -127,12 +127,16 @@ absl::StatusOr<SnapshotEntry> SnapshotStore::Find(const SnapshotId& id) {
                                           " in ", storage_->Describe(job_)));
 }
 
-absl::StatusOr<std::set<uint32_t>> SnapshotStore::Owners() {
+absl::StatusOr<SnapshotOwners> SnapshotStore::Owners() {
   absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
   if (!entries.ok()) return entries.status();
-  std::set<uint32_t> owners;
+  SnapshotOwners owners;
+  std::vector<uint32_t>& uids = owners.uids;
   for (const SnapshotEntry& entry : *entries) {
-    if (entry.manifest.has_owner_uid()) owners.insert(entry.manifest.owner_uid());
+    if (entry.unread()) owners.unread.Update(entry.problem);
+    if (!entry.manifest.has_owner_uid()) continue;
+    const uint32_t uid = entry.manifest.owner_uid();
+    if (std::find(uids.begin(), uids.end(), uid) == uids.end()) uids.push_back(uid);
   }
   return owners;
 }

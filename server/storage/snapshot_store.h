@@ -15,7 +15,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +43,16 @@ struct SnapshotEntry {
   // kDurable; kBroken where the manifest itself can be read.
   v1::SnapshotManifest manifest;
 };
+  // It has a manifest, which cannot be read: whose it is, is not known.
+  [[nodiscard]] bool unread() const {
+    return state == SnapshotState::kBroken && manifest.job().empty();
+  }
+};
+
+// Whose job the snapshots are of, as manifests that can be read say, of broken ones, too.
+struct SnapshotOwners {
+  std::vector<uint32_t> uids;  // each once, that of the newest snapshot first; empty: none is named
+  absl::Status unread;         // why a manifest cannot be read, which may name somebody
 
 class SnapshotStore {
  public:
@@ -70,9 +79,8 @@ class SnapshotStore {
   // The durable one of this id. NOT_FOUND names the id: there is none, or it was set aside.
   absl::StatusOr<SnapshotEntry> Find(const SnapshotId& id);
 
-  // The users whose job the snapshots that count are of, as their manifests say, broken ones that
-  // can be read among them. A manifest that names none is everybody's.
-  absl::StatusOr<std::set<uint32_t>> Owners();
+  // The users whose job the snapshots that count are of.
+  absl::StatusOr<SnapshotOwners> Owners();
 
   // The id of the directory with the largest attempt, finished or not, or nullopt. A new group
   // epoch must be larger than its epoch.

@@ -1,5 +1,6 @@
 """A job belongs to the user whose trainer began it: in memory, in its snapshots, on all nodes."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -90,6 +91,9 @@ def test_a_group_has_one_owner_for_a_job_the_one_that_node_0_heard_of_first(daem
     one.begin("join", nodes[0], "mine", 0, 2)
     until(daemons.members[0].text, "session opened")
     refused(other, nodes[1], "mine", 1, 2)
+    other.begin("open", nodes[1], "mine", 1, 2)
+    assert other.end() == 0, "its node has not asked node 0 yet"
+    until(daemons.members[1].text, "session refused(?s:.*)session refused")
     mate.join(nodes[1], "mine", 1, 2)
     one.end()
     assert together([one, mate], "step") == [1, 1]
@@ -97,6 +101,52 @@ def test_a_group_has_one_owner_for_a_job_the_one_that_node_0_heard_of_first(daem
     until(daemons.members[1].text, "trainer gone")
     refused(other, nodes[1], "mine", 1, 2, resume="if_present")
     assert User(ONE).join(nodes[1], "mine", 1, 2, resume="if_present") == 1
+
+
+def save(user: User, address: str, name: str) -> None:
+    """A job that has ended, with one snapshot."""
+    user.join(address, name, 0, 1)
+    user.begin("step")
+    user.end()
+    for call in ("save_snapshot", "close"):
+        user.begin("call", call)
+        user.end()
+    until(lambda: dmuonctl(address, "jobs").stdout, "no job")
+
+
+def owners(address: str) -> dict[str, int]:
+    jobs = json.loads(dmuonctl(address, "jobs", "--json").stdout)["jobs"]
+    return {job["name"]: job["owner_uid"] for job in jobs}
+
+
+def test_a_job_that_an_admin_begins_anew_stays_its_users(daemons, tmp_path):
+    address = start(daemons, 1, f"--snapshot_dir={tmp_path}")[0]
+    one, root = User(ONE), User(0)
+    save(one, address, "saved")
+    assert root.join(address, "saved", 0, 1, resume="discard") == 0
+    assert owners(address) == {"saved": ONE}
+    # In memory alone, whose user has died.
+    one.join(address, "unsaved", 0, 1)
+    assert together([one], "step") == [1]
+    one.kill()
+    until(daemons.members[0].text, "trainer gone")
+    again = User(0)
+    assert again.join(address, "unsaved", 0, 1, resume="discard") == 0
+    assert owners(address) == {"saved": ONE, "unsaved": ONE}
+    refused(User(OTHER), address, "unsaved", 0, 1, resume="discard")
+
+
+def test_whose_snapshots_are_that_cannot_be_read_is_not_guessed(daemons, tmp_path):
+    address = start(daemons, 1, f"--snapshot_dir={tmp_path}")[0]
+    one = User(ONE)
+    save(one, address, "mine")
+    next((tmp_path / "mine").glob("*/manifest.json")).write_text("{")
+    for user, resume in itertools.product((one, User(OTHER)), ("if_present", "discard", "never")):
+        with pytest.raises(dmuond.Error, match="manifest.json") as told:
+            user.join(address, "mine", 0, 1, resume=resume)
+        assert told.value.reason == "SNAPSHOT_BROKEN", told.value
+        assert "nothing says any more whose" in str(told.value)
+    assert User(0).join(address, "mine", 0, 1, resume="discard") == 0, "root may"
 
 
 def test_users_share_jobs_where_the_daemon_says_so(daemons):

@@ -36,6 +36,11 @@ def _serve(uid: int, orders) -> None:
                 held = ((core_trainer.whole(SQUARE),),) * world
                 job = core_trainer.Job((SQUARE,), held, name=name)
                 trainer = core_trainer.Trainer(rank, world, job, address=address, **named)
+            elif order == "open":
+                address, name, rank, world = arguments
+                session = dmuond.Session(address, job=name, rank=rank, world_size=world)
+                orders.send(session.last_committed_step)
+                continue
             elif order == "step":
                 trainer.step()
             elif order == "call":

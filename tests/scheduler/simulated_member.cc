@@ -376,10 +376,14 @@ void SimulatedMember::Do(const node::SessionEnded& order) {
   for (auto client = clients_.begin(); client != clients_.end(); ++client) {
     if (client->second.id != order.id) continue;
     const TrainerRank rank = client->first;
-    if (order.with_job) ended_[rank] = client->second.incarnation;
+    if (order.told.has_value()) {
+      ended_[rank] = {client->second.incarnation,
+                      order.told->ok() ? Unavailable("JOB_ENDED") : *order.told};
+    }
     clients_.erase(client);
     // It was expelled.
-    if (!order.with_job && leaving_ != rank) simulation_.trainers[rank.value()]->Die("it hangs");
+    if (!order.told.has_value() && leaving_ != rank)
+      simulation_.trainers[rank.value()]->Die("it hangs");
     return;
   }
 }
@@ -471,7 +475,7 @@ SimulatedMember::Client* SimulatedMember::Find(TrainerRank rank, uint64_t incarn
 
 absl::Status SimulatedMember::NoSession(TrainerRank rank, uint64_t incarnation) const {
   const auto ended = ended_.find(rank);
-  if (ended != ended_.end() && ended->second == incarnation) return Unavailable("JOB_ENDED");
+  if (ended != ended_.end() && ended->second.first == incarnation) return ended->second.second;
   return WithReason(absl::FailedPreconditionError("no such session here"), "INCARNATION_OLD");
 }
 
@@ -560,7 +564,6 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
   Client* client = Find(rank, incarnation);
   if (client == nullptr) return NoSession(rank, incarnation);
   const RankTable::Session& session = SessionOf(*client);
-  if (!session.denied.ok()) return session.denied;
   if (session.refusals > 0) return Unavailable("NODE_NOT_READY");
   if (!job_->failure().ok()) return job_->failure();
   if (!client->attached) {

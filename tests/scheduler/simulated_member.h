@@ -204,8 +204,9 @@ class SimulatedMember {
   std::optional<uint64_t> to_end_;  // number of the job that somebody wants to end
   History history_;                 // as of the last decision that was heard, or the snapshot
   std::map<TrainerRank, Client> clients_;
-  std::map<TrainerRank, uint64_t> ended_;  // incarnations that their job's end has found open
-  std::optional<TrainerRank> leaving_;     // whose session ends by its own doing
+  // Incarnations that their job's end or a refusal has found open, and what they are told.
+  std::map<TrainerRank, std::pair<uint64_t, absl::Status>> ended_;
+  std::optional<TrainerRank> leaving_;  // whose session ends by its own doing
   uint64_t sessions_ = 0;
   std::deque<SimulatedLane> lanes_;
   uint64_t published_ = 0;  // what the trainers' timelines say; of all buckets at once

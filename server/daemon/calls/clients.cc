@@ -88,12 +88,12 @@ void Clients::OnEnded(const scheduler::node::SessionEnded& ended) {
   const Client client = std::move(found->second);
   clients_.erase(found);
   processes_[client.rank] = {client.id, client.process};
-  if (!ended.with_job) return attach_->Close(client.attach);
-  ended_.Keep(client.Key(), ended.told);
-  if (ended.told.ok()) return attach_->Close(client.attach);
-  KeepRefusal(client.attach, client.nonce, ended.told);
+  if (!ended.told.has_value()) return attach_->Close(client.attach);
+  ended_.Keep(client.Key(), *ended.told);
+  if (ended.told->ok()) return attach_->Close(client.attach);
+  KeepRefusal(client.attach, client.nonce, *ended.told);
   // Who was computing meanwhile must not take the daemon for gone, and the job up again.
-  if (ReasonOf(ended.told) == scheduler::kJobEnded) {
+  if (ReasonOf(*ended.told) == scheduler::kJobEnded) {
     refused_opens_[client.attach].forget_at = scheduler::TimePoint::max();
   }
 }

@@ -86,7 +86,8 @@ class Clients {
   // ---- open sessions ----
   Client& Add(Client client) { return clients_[client.id] = std::move(client); }
   // If the session has ended: UNAVAILABLE (DRAINING if `leaves`, else JOB_ENDED), or the error that
-  // its job ended with. FAILED_PRECONDITION (INCARNATION_OLD): no session has this key.
+  // its job ended with, or that the group refused it for. FAILED_PRECONDITION (INCARNATION_OLD): no
+  // session has this key.
   absl::StatusOr<Client*> Find(const v1::SessionKey& key, bool leaves);
   [[nodiscard]] Client* OfRequest(const std::string& request);
   [[nodiscard]] Client* OfAttach(AttachId id);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <utility>
 #include <variant>
 
@@ -230,10 +229,10 @@ absl::Status SessionCalls::WaitUntilVacant(const v1::OpenSessionRequest& request
 }
 
 absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
-    const NodeJob::Opening& opening, const Core::Cancelled& cancelled) {
+    NodeJob::Opening& opening, const Core::Cancelled& cancelled) {
   if (core_.options.storage == nullptr) return std::nullopt;
   struct Found {
-    absl::StatusOr<std::set<uint32_t>> owners = std::set<uint32_t>();
+    absl::StatusOr<storage::SnapshotOwners> owners = storage::SnapshotOwners();
     absl::StatusOr<std::optional<Restorable>> newest = std::nullopt;
   };
   const std::string& job = opening.job;
@@ -248,10 +247,20 @@ absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
   if (!read.ok()) return read;
   // Whose they are is not guessed.
   if (!result->owners.ok()) return WithReason(result->owners.status(), "SNAPSHOT_FAILED");
-  for (const uint32_t owner : *result->owners) {
-    if (core_.options.coordinator.job_uids.MayTakePart(owner, opening.uid)) continue;
+  const auto& [uids, unread] = *result->owners;
+  const scheduler::JobUids& may = core_.options.coordinator.job_uids;
+  for (const uint32_t owner : uids) {
+    if (may.MayTakePart(owner, opening.uid)) continue;
     return scheduler::JobOfAnotherUser(job, owner, opening.rank, opening.uid);
   }
+  if (uids.empty() && !unread.ok() && !may.MayInAll(opening.uid)) {
+    return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
+                 Say("nothing says any more whose the snapshots of job '", Named("job", job),
+                     "' are: ", scheduler::MessageOf(unread),
+                     ". Root, the daemon's user and --admin_uids may go on with it or discard it; "
+                     "docs/snapshots.md says what to do"));
+  }
+  opening.owner_uid = uids.empty() ? std::nullopt : std::optional(uids.front());
   const absl::StatusOr<std::optional<Restorable>>& found = result->newest;
   if (!found.ok()) {
     return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
@@ -399,15 +408,8 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   core_.clients.Add(std::move(client));
   core_.Do(std::move(actions));
   // A coordinator in this process has answered already; another one answers RegisterLayout.
-  const scheduler::RankTable::Session* session = core_.job.ranks().Find(opening.id);
-  if (session == nullptr) {
-    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended as the session began");
-  }
-  if (!session->denied.ok()) {
-    const absl::Status denied = session->denied;
-    core_.Do(core_.job.ForgetDenied(opening.id));
-    return denied;
-  }
+  absl::StatusOr<Client*> kept = core_.Find(KeyOf(halves, opened.incarnation));
+  if (!kept.ok()) return kept.status();
   v1::OpenSessionReply reply;
   reply.set_session(opening.id);
   reply.set_secret(halves.secret());
@@ -421,9 +423,8 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   reply.set_published_timeout_ms(options.published_timeout().count());
   reply.set_session_linger_ms(options.coordinator.step.session_linger.count());
   fault::FaultPoint("daemon.session");
-  Client& kept = **core_.Find(KeyOf(halves, opened.incarnation));
-  kept.request = request.SerializeAsString();
-  kept.opened = reply;
+  (*kept)->request = request.SerializeAsString();
+  (*kept)->opened = reply;
   log::Info("session opened", {{"job", request.job()},
                                {"epoch", core_.job.epoch()},
                                {"rank", request.rank()},
@@ -477,7 +478,6 @@ absl::StatusOr<v1::RegisterLayoutReply> SessionCalls::RegisterLayout(
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   const scheduler::RankTable::Session* session = &core_.SessionOf(**found);
-  if (!session->denied.ok()) return session->denied;
   // Sent before the caller had read why its last registration was refused: the answer of that one.
   if (request.has_refusals() && request.refusals() < session->refusals) return RefusalOf(*session);
   if (!checked.ok()) return checked.status();
@@ -506,7 +506,7 @@ absl::StatusOr<v1::RegisterLayoutReply> SessionCalls::RegisterLayout(
 
   const auto refused = [&]() DMUOND_REQUIRES(core_.mutex) {
     session = &core_.SessionOf(**found);
-    return session->refusals > refusals || !session->denied.ok();
+    return session->refusals > refusals;
   };
   // The coordinator's deadline ends the wait; ours, a little later, is for a coordinator that is
   // gone. While memory is made here it watches that something gets done.
@@ -524,7 +524,7 @@ absl::StatusOr<v1::RegisterLayoutReply> SessionCalls::RegisterLayout(
   } while (planned.ok() && !*planned && core_.memory.preparing() != nullptr);
   if (!planned.ok()) return planned.status();
   if (!found.ok()) return found.status();
-  if (refused()) return session->denied.ok() ? RefusalOf(*session) : session->denied;
+  if (refused()) return RefusalOf(*session);
   if (absl::Status failure = core_.job.failure(); !failure.ok()) return failure;
   if (!*planned) {
     return Error(

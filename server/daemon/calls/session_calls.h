@@ -54,10 +54,11 @@ class SessionCalls {
   // Waits until the present job, of another launch, has ended. Gives up the lock.
   absl::Status DiscardOlder(const scheduler::NodeJob::Opening& opening,
                             const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
-  // The newest snapshot that the job can go on from; none for a session that discards. Gives up the
-  // lock. PERMISSION_DENIED: snapshots of the name belong to another user.
+  // The newest snapshot that the job can go on from; none for a session that discards. Says in the
+  // opening whose job it is. Gives up the lock. PERMISSION_DENIED: snapshots of the name belong to
+  // another user. FAILED_PRECONDITION: what would say whose they are cannot be read.
   absl::StatusOr<std::optional<scheduler::ResumePoint>> FindResume(
-      const scheduler::NodeJob::Opening& opening, const Core::Cancelled& cancelled)
+      scheduler::NodeJob::Opening& opening, const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
 
   Core& core_;

@@ -272,7 +272,7 @@ void LogLastSave(Storage& storage, std::chrono::milliseconds drain_timeout) {
              fields);
 }
 
-absl::StatusOr<std::set<uint32_t>> OwnersOf(Storage& storage, const std::string& job) {
+absl::StatusOr<storage::SnapshotOwners> OwnersOf(Storage& storage, const std::string& job) {
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
   return store.ok() ? store->Owners() : store.status();
 }

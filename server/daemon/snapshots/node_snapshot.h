@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -111,7 +110,7 @@ struct Restorable {
   storage::TrainerStates trainers;  // of all ranks
 };
 // SnapshotStore::Owners() of the job.
-absl::StatusOr<std::set<uint32_t>> OwnersOf(storage::Storage& storage, const std::string& job);
+absl::StatusOr<storage::SnapshotOwners> OwnersOf(storage::Storage& storage, const std::string& job);
 
 // The newest snapshot that is whole as far as manifest and sizes tell. Broken ones are passed over,
 // and the log names them. An error names the file: all are broken, or what the trainers have

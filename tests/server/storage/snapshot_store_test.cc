@@ -151,11 +151,16 @@ TEST_F(SnapshotStoreTest, OwnersAreThoseOfAllThatCountAndEarlierBuildsNamedNone)
     manifest.set_owner_uid(owner);
     ASSERT_TRUE(store_.Commit(manifest).ok());
   }
-  EXPECT_THAT(store_.Owners().value(), ElementsAre(1000U, 1001U));
+  EXPECT_THAT(store_.Owners()->uids, ElementsAre(1001U, 1000U)) << "the newest first";
   ASSERT_TRUE(storage_.Remove(Path(2, "lane-00000.safetensors")).ok());
-  EXPECT_THAT(store_.Owners().value(), ElementsAre(1000U, 1001U)) << "a broken one is still his";
+  EXPECT_THAT(store_.Owners()->uids, ElementsAre(1001U, 1000U)) << "a broken one is still his";
+  EXPECT_TRUE(store_.Owners()->unread.ok());
+  ASSERT_TRUE(storage_.Remove(Path(2, "manifest.json")).ok());
+  ASSERT_TRUE(storage_.Create(Path(2, "manifest.json")).ok());
+  EXPECT_THAT(std::string(store_.Owners()->unread.message()), HasSubstr("manifest.json"));
   ASSERT_TRUE(store_.DiscardAll().ok());
-  EXPECT_THAT(store_.Owners().value(), IsEmpty());
+  EXPECT_THAT(store_.Owners()->uids, IsEmpty());
+  EXPECT_TRUE(store_.Owners()->unread.ok());
 }
 
 TEST_F(SnapshotStoreTest, AllGoButWhatIsBroken) {
