@@ -80,6 +80,7 @@ Json ListedToJson(const Listed& listed) {
     json["bytes"] = storage::BytesOf(entry.manifest);
     if (const auto took = storage::TookSeconds(entry.manifest)) json["took_s"] = *took;
     if (entry.manifest.has_owner_uid()) json["owner_uid"] = entry.manifest.owner_uid();
+    if (!entry.manifest.group().empty()) json["group"] = entry.manifest.group();
     json["files"] = entry.manifest.files_size();
     json["world_size"] = entry.manifest.world_size();
     json["nodes"] = entry.manifest.plan().nodes();

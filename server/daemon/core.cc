@@ -87,7 +87,10 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device, int32_t of_pla
              device, planner, [this](const auto& event) { Enter(event); }),
       disks({.node = options.node,
              .keep = options.snapshot_keep,
-             .timeout = options.snapshot_timeout},
+             .timeout = options.snapshot_timeout,
+             .group = options.group_name,
+             .sweeps =
+                 options.node == 0 && place == 0 && options.snapshots_of_ended_jobs.count() > 0},
             options.storage,
             {.enter = [this](const auto& event) { Enter(event); },
              .tell = [this](v1::MemberMessage message)

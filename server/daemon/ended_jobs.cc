@@ -37,7 +37,7 @@ void EndedJobs::Tick() {
   next_look_ = now + std::clamp(kept_ / 10, kLooksEveryMin, kLooksEveryMax);
   Core& core = places_.front().core;
   StateLock lock(core.mutex);
-  Disk* const disk = core.disks.writes();
+  Disk* const disk = core.disks.sweeps();
   if (disk == nullptr || disk->hangs()) return;
   looks_.store(true);
   disk->Post([this, disk] {
@@ -67,21 +67,35 @@ void EndedJobs::Sweep(storage::Storage& storage) {
   for (const std::string& job : *jobs) {
     auto store = storage::SnapshotStore::Create(storage, job);
     if (!store.ok() || !HasEnded(job)) continue;
-    const auto newest = store->Newest();
-    // Without a whole one there is none whose age is known: they stay for a person to look at.
-    if (!newest.ok() || !newest->has_value()) continue;
-    const absl::Time written = WrittenAt(**newest);
+    const auto snapshots = store->List();
+    if (!snapshots.ok()) continue;
+    // Without a whole one there is none whose age is known, and one whose manifest cannot be read
+    // may be anybody's: they stay for a person to look at.
+    const auto newest =
+        std::find_if(snapshots->begin(), snapshots->end(), [](const storage::SnapshotEntry& one) {
+          return one.state == storage::SnapshotState::kDurable;
+        });
+    if (newest == snapshots->end() ||
+        std::any_of(snapshots->begin(), snapshots->end(),
+                    [](const storage::SnapshotEntry& one) { return one.unread(); })) {
+      continue;
+    }
+    // One that names no group is nobody's to remove.
+    if (newest->manifest.group() != places_.front().core.options.group_name) continue;
+    const absl::Time written = WrittenAt(*newest);
     if (absl::Now() - written < absl::FromChrono(kept_)) continue;
-    // The disk was slow, perhaps: a trainer may have come meanwhile.
-    if (!HasEnded(job)) continue;
-    const absl::Status removed = store->RemoveAll();
+    // The disk is slow, perhaps: a trainer may have come meanwhile.
+    bool ended = true;
+    const absl::Status removed =
+        store->RemoveUpTo(snapshots->front().id, [&] { return ended = HasEnded(job); });
+    if (!ended) continue;
     if (!removed.ok()) {
       log::Warn("snapshots of an ended job were not removed", {{"job", job}, {"what", removed}});
       continue;
     }
     log::Info("the snapshots of an ended job are removed (--snapshots_of_ended_jobs)",
               {{"job", job},
-               {"step", (*newest)->id.step.value()},
+               {"step", newest->id.step.value()},
                {"written", absl::FormatTime(written, absl::UTCTimeZone())},
                {"path", storage.Describe(job)}});
   }

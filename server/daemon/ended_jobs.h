@@ -1,9 +1,10 @@
 // Removes the snapshots of jobs that have ended, --snapshots_of_ended_jobs after the newest of them
-// was made. Node 0 does it, for the group. A job has ended when no place of the group has it, and
-// no trainer has just asked for one. While a node or a place does not know what goes on, because
-// the group forms, nothing is removed.
+// was made. Node 0 does it, for the group, with snapshots of its own group alone: the newest of a
+// job says whose they are. A job has ended when no place of the group has it, and no trainer has
+// just asked for one. While a node or a place does not know what goes on, because the group forms,
+// nothing is removed; nor is anything of a job with a manifest that cannot be read.
 //
-// The thread that writes the first place's snapshots does the work, one job at a time.
+// The work has a thread of its own, among those of the first place's snapshots: no save waits.
 //
 // Threads: Tick() is called by one.
 #ifndef DMUOND_SERVER_DAEMON_ENDED_JOBS_H_

@@ -166,19 +166,16 @@ absl::Status SnapshotStore::Retain(int32_t keep) {
   return absl::OkStatus();
 }
 
-absl::Status SnapshotStore::RemoveAll() {
+absl::Status SnapshotStore::RemoveUpTo(const SnapshotId& newest,
+                                       const std::function<bool()>& go_on) {
   absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
   if (!entries.ok()) return entries.status();
-  bool broken = false;
   for (auto entry = entries->rbegin(); entry != entries->rend(); ++entry) {
-    if (entry->state == SnapshotState::kBroken) {
-      broken = true;
-    } else if (absl::Status status = RemoveSnapshot(entry->id); !status.ok()) {
-      return status;
-    }
+    if (newest < entry->id || entry->state == SnapshotState::kBroken) continue;
+    if (!go_on()) return absl::OkStatus();
+    if (absl::Status status = RemoveSnapshot(entry->id); !status.ok()) return status;
   }
-  if (broken) return absl::OkStatus();
-  // Files of other people may lie there too.
+  // What stays lies there, and files of other people may, too.
   absl::StatusOr<std::vector<std::string>> left = storage_->List(job_);
   if (!left.ok()) return UnlessGone(left.status());
   return left->empty() ? UnlessGone(storage_->RemoveDirectory(job_)) : absl::OkStatus();

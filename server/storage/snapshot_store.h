@@ -9,11 +9,12 @@
 //                                                 store.Retain(2);
 //
 // Threads: calls of one object one at a time. Of several daemons, only the coordinator calls
-// Commit(), Retain(), RemoveAll(), RemoveLeftovers(), SetAsideAfter() and DiscardAll().
+// Commit(), Retain(), RemoveUpTo(), RemoveLeftovers(), SetAsideAfter() and DiscardAll().
 #ifndef DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 #define DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,7 +43,6 @@ struct SnapshotEntry {
   absl::Status problem;
   // kDurable; kBroken where the manifest itself can be read.
   v1::SnapshotManifest manifest;
-};
   // It has a manifest, which cannot be read: whose it is, is not known.
   [[nodiscard]] bool unread() const {
     return state == SnapshotState::kBroken && manifest.job().empty();
@@ -53,6 +53,7 @@ struct SnapshotEntry {
 struct SnapshotOwners {
   std::vector<uint32_t> uids;  // each once, that of the newest snapshot first; empty: none is named
   absl::Status unread;         // why a manifest cannot be read, which may name somebody
+};
 
 class SnapshotStore {
  public:
@@ -88,9 +89,10 @@ class SnapshotStore {
 
   // Removes all but the newest `keep` durable snapshots. REQUIRES: keep >= 1.
   absl::Status Retain(int32_t keep);
-  // Removes all snapshots, the oldest first, but for broken ones: somebody should look at them. The
-  // job's directory goes with the last. REQUIRES: nobody uses them.
-  absl::Status RemoveAll();
+  // Removes the snapshots up to `newest`, the oldest first, but for broken ones: somebody should
+  // look at them. The job's directory goes with the last. Before each `go_on` is asked; false: what
+  // is left stays. REQUIRES: nobody uses them.
+  absl::Status RemoveUpTo(const SnapshotId& newest, const std::function<bool()>& go_on);
   // Removes what has no manifest and was begun by an older attempt than `oldest_live`: that of the
   // snapshot being written, or the open one.
   absl::Status RemoveLeftovers(scheduler::Attempt oldest_live);

@@ -1,11 +1,13 @@
 """Snapshots that a job has, has not, or has no more; whom a job that begins from one waits for."""
 
+import subprocess
 import threading
+from pathlib import Path
 
 import core_trainer
 import dmuond
 import pytest
-from daemons import dmuonctl, until
+from daemons import dmuonctl, program, until
 
 SQUARE = core_trainer.Tensor("square", (16, 16))
 
@@ -22,10 +24,21 @@ def saved(address: str, name: str) -> core_trainer.Trainer:
     return trainer
 
 
+def manifest_of(folder: Path, name: str) -> Path:
+    return next((folder / name).glob("*/manifest.json"))
+
+
 def test_snapshots_of_ended_jobs_go_by_age_and_those_of_others_stay(daemons, tmp_path):
-    kept = (f"--snapshot_dir={tmp_path}", "--snapshots_of_ended_jobs=1s")
-    address = daemons.start(1, 1, *kept)[0]
-    log = daemons.members[0].text
+    there = f"--snapshot_dir={tmp_path}"
+    saved(daemons.start(1, 1, there, "--group_name=theirs")[0], "a-theirs").session.close()
+    subprocess.run([program("write_snapshot"), tmp_path, "1", "3", "1", "2"], check=True)
+    assert '"group":' not in manifest_of(tmp_path, "run7").read_text(), "as earlier builds wrote it"
+    address = daemons.start(1, 1, there, "--snapshots_of_ended_jobs=1s", "--group_name=ours")[0]
+    log = daemons.members[1].text
+    unread = saved(address, "a-unread")
+    assert '"group": "ours"' in manifest_of(tmp_path, "a-unread").read_text()
+    manifest_of(tmp_path, "a-unread").write_text("{")
+    unread.session.close()
     lives = saved(address, "a-lives")
     saved(address, "a-waits").session.drop()
     saved(address, "ended").session.close()
@@ -39,6 +52,8 @@ def test_snapshots_of_ended_jobs_go_by_age_and_those_of_others_stay(daemons, tmp
     again.session.close()
     until(log, gone.replace("ended step", "a-waits step").replace("/ended", "/a-waits"))
     lives.session.close()
+    for name in ("a-theirs", "a-unread", "run7"):
+        assert manifest_of(tmp_path, name).exists()
 
 
 def test_a_step_without_a_snapshot_is_no_broken_snapshot(daemons, tmp_path):

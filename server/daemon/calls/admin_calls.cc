@@ -246,7 +246,7 @@ absl::StatusOr<v1::DrainReply> AdminCalls::WaitUntilPrepared(const Core::Cancell
 }
 
 bool AdminCalls::Leave(Core::Deadline deadline) {
-  std::array<std::unique_ptr<Disk>, 2> disks;
+  std::array<std::unique_ptr<Disk>, 3> disks;
   std::unique_ptr<WorkThread> worker;
   {
     StateLock lock(core_.mutex);

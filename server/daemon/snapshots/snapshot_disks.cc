@@ -50,10 +50,11 @@ absl::StatusOr<storage::SnapshotId> FindWayBack(storage::Storage& storage, const
 }
 
 SnapshotDisks::SnapshotDisks(Options options, storage::Storage* storage, Events events)
-    : options_(options), events_(std::move(events)) {
+    : options_(std::move(options)), events_(std::move(events)) {
   if (storage == nullptr) return;
   writes_ = std::make_unique<Disk>(*storage, options_.timeout);
   reads_ = std::make_unique<Disk>(*storage, options_.timeout);
+  if (options_.sweeps) sweeps_ = std::make_unique<Disk>(*storage, options_.timeout);
 }
 
 // ---- writing ----
@@ -101,6 +102,7 @@ void SnapshotDisks::WriteManifest(const v1::WriteManifest& order, const Job& job
   v1::SnapshotManifest manifest = order.manifest();
   manifest.mutable_time()->set_seconds(std::time(nullptr));
   manifest.set_version(kBuildVersion);
+  manifest.set_group(options_.group);
   // The coordinator leaves to its own node what is long, and what only storage knows the form of.
   absl::Status described;
   if (!manifest.files().empty()) {
@@ -313,6 +315,7 @@ void SnapshotDisks::OnTick(scheduler::TimePoint now, const std::string& job, uin
     GiveUpWriting();
     if (discarding_.has_value()) TellDiscarded(Hangs(*writes_));
   }
+  if (sweeps_ != nullptr) Watch(*sweeps_, now, job, epoch);
   if (reads_ == nullptr || Watch(*reads_, now, job, epoch) != DiskWatch::News::kHangs) return;
   events_.changed();
   if (finding_.has_value()) TellNewest(Hangs(*reads_));
@@ -336,8 +339,8 @@ absl::Status SnapshotDisks::Hangs(const Disk& disk) const {
                    " hangs: ", Named("operation", disk.hang().Words())));
 }
 
-std::array<std::unique_ptr<Disk>, 2> SnapshotDisks::TakeDisks() {
-  return {std::move(writes_), std::move(reads_)};
+std::array<std::unique_ptr<Disk>, 3> SnapshotDisks::TakeDisks() {
+  return {std::move(writes_), std::move(reads_), std::move(sweeps_)};
 }
 
 }  // namespace dmuond::server

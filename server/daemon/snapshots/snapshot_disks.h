@@ -1,7 +1,8 @@
 // Performs in the snapshot directory what NodeJob and the coordinator order. It has two threads, so
-// that reads need not wait for writes. When the directory does not answer, this is noticed, and
-// nobody waits for it any longer. The thread that hangs in it can neither be woken nor ended: it
-// goes on by itself when the directory answers again, or ends with the process.
+// that reads need not wait for writes, and a third one where it sweeps, for which neither waits.
+// When the directory does not answer, this is noticed, and nobody waits for it any longer. The
+// thread that hangs in it can neither be woken nor ended: it goes on by itself when the directory
+// answers again, or ends with the process.
 //
 // Threads: the daemon's lock.
 #ifndef DMUOND_SERVER_DAEMON_SNAPSHOTS_SNAPSHOT_DISKS_H_
@@ -35,6 +36,8 @@ class SnapshotDisks {
     int32_t node = 0;
     int32_t keep = 2;                     // so many snapshots of a job
     std::chrono::milliseconds timeout{};  // an operation that takes longer hangs
+    std::string group;                    // of daemons, whose snapshots they are
+    bool sweeps = false;                  // snapshots of ended jobs are removed by this process
   };
   struct Events {
     // Takes the daemon's lock and runs what it is given.
@@ -92,11 +95,12 @@ class SnapshotDisks {
   // Null: no snapshots, or the daemon has left.
   [[nodiscard]] Disk* writes() { return writes_.get(); }
   [[nodiscard]] Disk* reads() { return reads_.get(); }
+  [[nodiscard]] Disk* sweeps() { return sweeps_.get(); }
   // How it hangs; empty: it does not.
   [[nodiscard]] std::string HangOfWrites() const;
   // REQUIRES: it hangs.
   [[nodiscard]] absl::Status Hangs(const Disk& disk) const;
-  [[nodiscard]] std::array<std::unique_ptr<Disk>, 2> TakeDisks();
+  [[nodiscard]] std::array<std::unique_ptr<Disk>, 3> TakeDisks();
 
  private:
   // A snapshot that the thread for reads restores.
@@ -117,6 +121,7 @@ class SnapshotDisks {
   const Events events_;
   std::unique_ptr<Disk> writes_;
   std::unique_ptr<Disk> reads_;
+  std::unique_ptr<Disk> sweeps_;             // null: it does not sweep
   std::shared_ptr<CopyProgress> copying_;    // of the snapshot that is being written
   uint64_t writing_ = 0;                     // counts what was ordered to be written
   std::shared_ptr<Restoring> restoring_;     // null: nothing has been restored

@@ -163,17 +163,24 @@ TEST_F(SnapshotStoreTest, OwnersAreThoseOfAllThatCountAndEarlierBuildsNamedNone)
   EXPECT_TRUE(store_.Owners()->unread.ok());
 }
 
-TEST_F(SnapshotStoreTest, AllGoButWhatIsBroken) {
+TEST_F(SnapshotStoreTest, AllGoButWhatIsBrokenUntilSomebodyComes) {
   SaveAll({1, 2, 3, 4});
   ASSERT_TRUE(store_.SetAsideAfter(IdAt(3)).ok());
   ASSERT_TRUE(store_.Prepare(IdAt(5)).ok());
   ASSERT_TRUE(storage_.Remove(Path(2, "lane-00000.safetensors")).ok());
-  ASSERT_TRUE(store_.RemoveAll().ok());
+  int asked = 0;
+  ASSERT_TRUE(store_.RemoveUpTo(IdAt(5), [&] { return ++asked < 2; }).ok());
+  EXPECT_THAT(Listed(), ElementsAre("5 unfinished", "4 set aside", "3 durable", "2 broken"))
+      << "somebody came meanwhile";
+  const auto go_on = [] { return true; };
+  ASSERT_TRUE(store_.RemoveUpTo(IdAt(4), go_on).ok());
+  EXPECT_THAT(Listed(), ElementsAre("5 unfinished", "2 broken"));
+  ASSERT_TRUE(store_.RemoveUpTo(IdAt(5), go_on).ok());
   EXPECT_THAT(Listed(), ElementsAre("2 broken"));
   ASSERT_TRUE(storage_.Remove(Path(2, "manifest.json")).ok());
-  ASSERT_TRUE(store_.RemoveAll().ok());
+  ASSERT_TRUE(store_.RemoveUpTo(IdAt(5), go_on).ok());
   EXPECT_TRUE(absl::IsNotFound(storage_.List(kJob).status())) << "the job's directory goes, too";
-  EXPECT_TRUE(store_.RemoveAll().ok());
+  EXPECT_TRUE(store_.RemoveUpTo(IdAt(5), go_on).ok());
 }
 
 TEST_F(SnapshotStoreTest, CommitLooksForEveryFile) {

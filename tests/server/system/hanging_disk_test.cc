@@ -177,6 +177,25 @@ TEST_P(NodesTest, AWriteThatHangsFailsItsSnapshotAndTrainingGoesOnAndLaterOnesWo
   world_->Close();
 }
 
+// What removes an ended job's snapshots has as much time as it likes.
+TEST_F(HangingDiskTest, ASaveDoesNotWaitForTheRemovalOfAnEndedJobsSnapshots) {
+  StartDaemons(1, {"--snapshot_timeout=700ms", "--snapshots_of_ended_jobs=1s"});
+  StartWorld();
+  ASSERT_TRUE(world_->StepUntil(3));
+  ASSERT_TRUE(WaitDurable(3));
+  HangAt("storage.fsync_directory");
+  world_->Close();
+  ASSERT_TRUE(driver_->WaitHeld());
+  Start(MakeWorld({.ranks = 2, .job = "run8"}));
+  ASSERT_TRUE(world_->StepUntil(1));
+  const auto saved = (*world_)[0].SaveSnapshot();
+  EXPECT_TRUE(saved.ok()) << saved.status();
+  EXPECT_TRUE(group_[0]->WaitLogged("the snapshot directory hangs"));
+  Release();
+  EXPECT_TRUE(group_[0]->WaitLogged("the snapshots of an ended job are removed"));
+  world_->Close();
+}
+
 TEST_F(HangingDiskTest, WhoWaitsForASnapshotThatHangsIsToldSo) {
   StartDaemons(1, {"--snapshot_timeout=700ms"});
   StartWorld();
