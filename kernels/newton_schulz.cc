@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 
 namespace dmuond::kernels {
 namespace {
@@ -65,7 +66,7 @@ class Builder {
       ApplyToX(sum, a);
       Free(gram);
       Free(sum);
-      if (absl::Status status = CheckBounded(); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckBounded());
     }
     return absl::OkStatus();
   }
@@ -271,13 +272,13 @@ absl::Status Check(const NewtonSchulzConfig& config, int64_t rows, int64_t cols)
 
 absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& config,
                                                       int64_t rows, int64_t cols) {
-  if (absl::Status status = Check(config, rows, cols); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(config, rows, cols));
   NewtonSchulzProgram program;
   program.p = std::min(rows, cols);
   program.q = std::max(rows, cols);
   program.tall = rows > cols;
   program.dtype = config.dtype;
-  if (absl::Status status = Builder(config, program).Build(); !status.ok()) return status;
+  RETURN_IF_ERROR(Builder(config, program).Build());
   return program;
 }
 
@@ -303,10 +304,9 @@ absl::StatusOr<const NewtonSchulzProgram*> NewtonSchulzPrograms::Find(
       return known.program.get();
     }
   }
-  absl::StatusOr<NewtonSchulzProgram> program = BuildNewtonSchulz(config, rows, cols);
-  if (!program.ok()) return program.status();
+  ASSIGN_OR_RETURN(NewtonSchulzProgram program, BuildNewtonSchulz(config, rows, cols));
   known_.push_back(
-      {rows, cols, config, std::make_unique<const NewtonSchulzProgram>(*std::move(program))});
+      {rows, cols, config, std::make_unique<const NewtonSchulzProgram>(std::move(program))});
   return known_.back().program.get();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/box_walk.h"
 
 namespace dmuond::kernels {
@@ -71,13 +72,13 @@ absl::Status CheckSameShape(const StridedBox& dst, const StridedBox& src) {
 }
 
 absl::Status CheckCopy(const StridedBox& dst, const StridedBox& src) {
-  if (absl::Status status = CheckBox(dst, "destination of a copy"); !status.ok()) return status;
-  if (absl::Status status = CheckBox(src, "source of a copy"); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckBox(dst, "destination of a copy"));
+  RETURN_IF_ERROR(CheckBox(src, "source of a copy"));
   return CheckSameShape(dst, src);
 }
 
 absl::Status CheckSum(const SumTask& task) {
-  if (absl::Status status = CheckBox(task.dst, "destination of a sum"); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckBox(task.dst, "destination of a sum"));
   if (task.dst.dtype != DType::kF32) {
     return absl::InvalidArgumentError(
         absl::StrCat("destination of a sum is ", Name(task.dst.dtype), ", not float32"));
@@ -89,10 +90,10 @@ absl::Status CheckSum(const SumTask& task) {
       return absl::InvalidArgumentError("a sum with squares has a destination with gaps");
     }
   }
-  if (absl::Status status = CheckTree(task); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckTree(task));
   for (const StridedBox& source : task.sources) {
     if (source.data == nullptr) continue;
-    if (absl::Status status = CheckSameShape(task.dst, source); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSameShape(task.dst, source));
   }
   return absl::OkStatus();
 }

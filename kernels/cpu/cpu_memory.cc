@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "kernels/cpu/available_memory.h"
 #include "kernels/mutex.h"
@@ -128,7 +129,7 @@ absl::StatusOr<UniqueFd> CpuMemoryHolder::Allocate(size_t bytes, const std::stri
   }
   Reservation reserved;
   std::string available;
-  if (absl::Status room = reserved.Reserve(bytes, name, available); !room.ok()) return room;
+  RETURN_IF_ERROR(reserved.Reserve(bytes, name, available));
   if (const int error = fault::FaultPoint("memory.create")) {
     return absl::ErrnoToStatus(error, absl::StrCat("memfd_create '", name, "'"));
   }
@@ -160,21 +161,19 @@ absl::Status CpuMemoryHolder::Check(int fd, size_t bytes) {
   if ((seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError("memory is not sealed against shrinking");
   }
-  const absl::StatusOr<uint64_t> size = FileBytes(fd);
-  if (!size.ok()) return size.status();
-  if (*size < bytes) {
+  ASSIGN_OR_RETURN(const uint64_t size, FileBytes(fd));
+  if (size < bytes) {
     return absl::OutOfRangeError(
-        absl::StrCat("memory has ", *size, " bytes, ", bytes, " are needed"));
+        absl::StrCat("memory has ", size, " bytes, ", bytes, " are needed"));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> MapShared(int fd, size_t bytes) {
-  const absl::StatusOr<uint64_t> size = FileBytes(fd);
-  if (!size.ok()) return size.status();
-  if (bytes > *size) {
+  ASSIGN_OR_RETURN(const uint64_t size, FileBytes(fd));
+  if (bytes > size) {
     return absl::OutOfRangeError(
-        absl::StrCat("cannot map ", bytes, " bytes of memory that has ", *size));
+        absl::StrCat("cannot map ", bytes, " bytes of memory that has ", size));
   }
   return MapOrError(fd, bytes, MAP_SHARED);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/status_macros.h"
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/box_walk.h"
 #include "kernels/cpu/copy.h"
@@ -21,7 +22,7 @@ int64_t PieceEnd(int64_t piece, int64_t elements) {
 }  // namespace
 
 absl::Status CpuOps::Copy(Stream&, const StridedBox& dst, const StridedBox& src) {
-  if (absl::Status status = CheckCopy(dst, src); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckCopy(dst, src));
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Add(src);
@@ -37,7 +38,7 @@ absl::Status CpuOps::Copy(Stream&, const StridedBox& dst, const StridedBox& src)
 }
 
 absl::Status CpuOps::Fill(Stream&, const StridedBox& dst, float value) {
-  if (absl::Status status = CheckBox(dst, "destination of a fill"); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckBox(dst, "destination of a fill"));
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Simplify();
@@ -52,7 +53,7 @@ absl::Status CpuOps::Fill(Stream&, const StridedBox& dst, float value) {
 absl::Status CpuOps::Sum(Stream&, std::span<const SumTask> tasks) {
   pieces_.Clear();
   for (const SumTask& task : tasks) {
-    if (absl::Status status = CheckSum(task); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSum(task));
     pieces_.AddElements(Elements(task.dst));
   }
   pool_.ParallelFor(pieces_.total(), [&](int64_t index, int) {

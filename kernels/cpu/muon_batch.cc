@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/muon.h"
 
@@ -19,10 +20,9 @@ size_t CpuOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
 
 absl::Status CpuOps::UpdateMuon(Stream&, const MuonBatch& batch, void* workspace) {
   const MuonConfig& config = *batch.config;
-  const absl::StatusOr<const NewtonSchulzProgram*> found =
-      programs_.Find(batch.rows, batch.cols, config.newton_schulz);
-  if (!found.ok()) return found.status();
-  const NewtonSchulzProgram& program = **found;
+  ASSIGN_OR_RETURN(const NewtonSchulzProgram* const found,
+                   programs_.Find(batch.rows, batch.cols, config.newton_schulz));
+  const NewtonSchulzProgram& program = *found;
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) {
     return absl::InvalidArgumentError("workspace is not aligned to 64 bytes");
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/box_walk.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -76,7 +77,7 @@ StridedOperand Operand(const BoxWalk& walk, size_t box, const StridedBox& from) 
 }  // namespace
 
 absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) {
-  if (absl::Status status = CheckCopy(dst, src); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckCopy(dst, src));
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Add(src);
@@ -120,7 +121,7 @@ bool CudaOps::CopiesByEngine(const StridedBox& dst, const StridedBox& src) const
 }
 
 absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
-  if (absl::Status status = CheckBox(dst, "destination of a fill"); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckBox(dst, "destination of a fill"));
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Simplify();
@@ -195,17 +196,16 @@ absl::Status CudaOps::AddSum(CUstream stream, const SumTask& task) {
 
 absl::Status CudaOps::Sum(Stream& stream, std::span<const SumTask> tasks) {
   for (const SumTask& task : tasks) {
-    if (absl::Status status = CheckSum(task); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckSum(task));
   }
   for (std::vector<SumPass>& passes : sums_) passes.clear();
   squares_.clear();
   for (const SumTask& task : tasks) {
     if (Elements(task.dst) == 0) continue;
-    if (absl::Status status = AddSum(CudaStream::Of(stream), task); !status.ok()) return status;
+    RETURN_IF_ERROR(AddSum(CudaStream::Of(stream), task));
   }
   for (const std::vector<SumPass>& passes : sums_) {
-    absl::Status status = CudaStatus(LaunchSum(CudaStream::Of(stream), passes), "an ordered sum");
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CudaStatus(LaunchSum(CudaStream::Of(stream), passes), "an ordered sum"));
   }
   return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "squares of sums");
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/mps.h"
+#include "base/status_macros.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/library_product.h"
@@ -84,7 +85,7 @@ absl::StatusOr<ProductEngine> EngineOf(const Driver& driver, CUdevice device, Pr
   if (asked == ProductEngine::kOwn || (asked == ProductEngine::kDefault && hopper)) {
     return ProductEngine::kOwn;
   }
-  if (absl::Status status = CheckLibrary(); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckLibrary());
   return ProductEngine::kLibrary;
 }
 
@@ -113,25 +114,21 @@ CudaDevice::CudaDevice(const Driver& driver, CUdevice device, size_t granularity
       ops_(driver, engine) {}
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal, ProductEngine asked) {
-  const absl::StatusOr<const Driver*> driver = Driver::Get();
-  if (!driver.ok()) return driver.status();
-  const Driver& d = **driver;
-  const absl::StatusOr<CUdevice> device = FindDevice(d, ordinal);
-  if (!device.ok()) return device.status();
+  ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
+  const Driver& d = *driver;
+  ASSIGN_OR_RETURN(const CUdevice device, FindDevice(d, ordinal));
   // Never released: streams, events and what the runtime has loaded live in it.
   CUcontext context = nullptr;
   const CUresult retained = OnceMpsHasRecovered(
-      kMpsPatienceForContext, [&] { return d.primary_context_retain(&context, *device); });
+      kMpsPatienceForContext, [&] { return d.primary_context_retain(&context, device); });
   absl::Status status = d.Check(retained, "cuDevicePrimaryCtxRetain");
   if (status.ok()) status = d.Check(d.context_set_current(context), "cuCtxSetCurrent");
   if (!status.ok()) return status;
   // Loads the library's handle into this context.
-  const absl::StatusOr<ProductEngine> engine = EngineOf(d, *device, asked);
-  if (!engine.ok()) return engine.status();
-  const absl::StatusOr<size_t> granularity = Granularity(d, *device);
-  if (!granularity.ok()) return granularity.status();
+  ASSIGN_OR_RETURN(const ProductEngine engine, EngineOf(d, device, asked));
+  ASSIGN_OR_RETURN(const size_t granularity, Granularity(d, device));
   return std::unique_ptr<CudaDevice>(
-      new CudaDevice(d, *device, *granularity, DescribeDevice(d, *device, *engine), *engine));
+      new CudaDevice(d, device, granularity, DescribeDevice(d, device, engine), engine));
 }
 
 std::string CudaDevice::DescribeType() const {
@@ -153,9 +150,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::Map(int fd, size_t bytes) {
 absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::AllocateScratch(size_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("cannot allocate 0 bytes");
   CUdeviceptr address = 0;
-  const absl::Status status = driver_.Check(driver_.mem_alloc(&address, bytes),
-                                            absl::StrCat("cuMemAlloc of ", bytes, " bytes"));
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver_.Check(driver_.mem_alloc(&address, bytes),
+                                absl::StrCat("cuMemAlloc of ", bytes, " bytes")));
   return std::make_unique<OwnMemory>(
       reinterpret_cast<void*>(address), bytes,
       [free = driver_.mem_free](std::byte* data) { free(reinterpret_cast<CUdeviceptr>(data)); });
@@ -164,10 +160,8 @@ absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::AllocateScratch(size_t byte
 absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::AllocateHost(size_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError("cannot allocate 0 bytes");
   void* data = nullptr;
-  const absl::Status status =
-      driver_.Check(driver_.mem_host_alloc(&data, bytes, CU_MEMHOSTALLOC_DEVICEMAP),
-                    absl::StrCat("cuMemHostAlloc of ", bytes, " bytes"));
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver_.Check(driver_.mem_host_alloc(&data, bytes, CU_MEMHOSTALLOC_DEVICEMAP),
+                                absl::StrCat("cuMemHostAlloc of ", bytes, " bytes")));
   std::memset(data, 0, bytes);
   return std::make_unique<OwnMemory>(
       data, bytes, [free = driver_.mem_free_host](std::byte* memory) { free(memory); });

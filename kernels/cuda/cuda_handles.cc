@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 
 namespace dmuond::kernels::cuda {
 
@@ -109,9 +110,7 @@ absl::StatusOr<std::shared_ptr<CudaHandles::Allocation>> CudaHandles::Open(
   size_t bytes = 0;
   result = driver_.mem_get_address_range(nullptr, &bytes, base);
   auto allocation = std::make_shared<Allocation>(driver_, base, bytes, memory);
-  if (absl::Status status = driver_.Check(result, "cuMemGetAddressRange"); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(driver_.Check(result, "cuMemGetAddressRange"));
   place = allocation;
   return allocation;
 }
@@ -126,15 +125,14 @@ absl::StatusOr<std::unique_ptr<Mapping>> CudaHandles::Map(const HandleMemory& me
         memory.bytes, " bytes at offset ", memory.offset,
         " of a handle's memory: must be some, at a multiple of ", kHandleOffsetAlignment));
   }
-  if (absl::Status status = CheckDevice(memory.device_uuid); !status.ok()) return status;
-  absl::StatusOr<std::shared_ptr<Allocation>> allocation = Open(memory);
-  if (!allocation.ok()) return allocation.status();
-  const size_t whole = (*allocation)->bytes();
+  RETURN_IF_ERROR(CheckDevice(memory.device_uuid));
+  ASSIGN_OR_RETURN(std::shared_ptr<Allocation> allocation, Open(memory));
+  const size_t whole = allocation->bytes();
   if (memory.offset > whole || memory.bytes > whole - memory.offset) {
     return absl::OutOfRangeError(absl::StrCat(memory.bytes, " bytes at offset ", memory.offset,
                                               " of a handle's memory, which has ", whole));
   }
-  return std::make_unique<Slice<Allocation>>(*std::move(allocation), memory.offset, memory.bytes);
+  return std::make_unique<Slice<Allocation>>(std::move(allocation), memory.offset, memory.bytes);
 }
 
 }  // namespace dmuond::kernels::cuda

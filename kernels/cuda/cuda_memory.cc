@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/free_memory.h"
 
@@ -49,10 +50,8 @@ absl::StatusOr<std::unique_ptr<Handle>> Import(const Driver& driver, int fd) {
 // Whose memory it is.
 absl::StatusOr<CUdevice> DeviceOf(const Driver& driver, const Handle& handle) {
   CUmemAllocationProp properties{};
-  absl::Status status =
-      driver.Check(driver.mem_get_allocation_properties(&properties, handle.get()),
-                   "cuMemGetAllocationPropertiesFromHandle");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver.Check(driver.mem_get_allocation_properties(&properties, handle.get()),
+                               "cuMemGetAllocationPropertiesFromHandle"));
   return properties.location.id;
 }
 
@@ -67,10 +66,9 @@ class Range final : public Mapping {
       return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes, " bytes of device memory"));
     }
     std::unique_ptr<Range> range(new Range(driver, bytes, rounded));
-    absl::Status status = driver.Check(
+    RETURN_IF_ERROR(driver.Check(
         driver.mem_address_reserve(&range->address_, range->reserved_, granularity, 0, 0),
-        "cuMemAddressReserve");
-    if (!status.ok()) return status;
+        "cuMemAddressReserve"));
     const CUresult result = driver.mem_map(range->address_, range->reserved_, 0, handle.get(), 0);
     if (result != CUDA_SUCCESS) {
       return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes,
@@ -113,14 +111,11 @@ class Range final : public Mapping {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaMemoryHolder>> CudaMemoryHolder::Create(int ordinal) {
-  const absl::StatusOr<const Driver*> driver = Driver::Get();
-  if (!driver.ok()) return driver.status();
-  const Driver& d = **driver;
-  const absl::StatusOr<CUdevice> device = FindDevice(d, ordinal);
-  if (!device.ok()) return device.status();
-  const absl::StatusOr<size_t> granularity = Granularity(d, *device);
-  if (!granularity.ok()) return granularity.status();
-  return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, *device, *granularity));
+  ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
+  const Driver& d = *driver;
+  ASSIGN_OR_RETURN(const CUdevice device, FindDevice(d, ordinal));
+  ASSIGN_OR_RETURN(const size_t granularity, Granularity(d, device));
+  return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, device, granularity));
 }
 
 size_t CudaMemoryHolder::Rounded(size_t bytes) const { return RoundUp(bytes, granularity_); }
@@ -141,39 +136,33 @@ absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::str
         left.has_value() ? absl::StrCat(left->free_bytes, " of ", left->total_bytes, " bytes left")
                          : "not as many left"));
   }
-  if (absl::Status status = driver_.Check(result, "cuMemCreate"); !status.ok()) return status;
+  RETURN_IF_ERROR(driver_.Check(result, "cuMemCreate"));
   const Handle handle(driver_, created);
   int fd = -1;
-  const absl::Status status = driver_.Check(
+  RETURN_IF_ERROR(driver_.Check(
       driver_.mem_export(&fd, handle.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-      "cuMemExportToShareableHandle");
-  if (!status.ok()) return status;
+      "cuMemExportToShareableHandle"));
   return UniqueFd(fd);
 }
 
 absl::Status CudaMemoryHolder::Check(int fd, size_t bytes) {
-  const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver_, fd);
-  if (!handle.ok()) return handle.status();
-  const absl::StatusOr<CUdevice> device = DeviceOf(driver_, **handle);
-  if (!device.ok()) return device.status();
-  if (*device != device_) {
-    return absl::InvalidArgumentError(absl::StrCat("the memory is of ", NameOf(driver_, *device),
+  ASSIGN_OR_RETURN(const std::unique_ptr<Handle> handle, Import(driver_, fd));
+  ASSIGN_OR_RETURN(const CUdevice device, DeviceOf(driver_, *handle));
+  if (device != device_) {
+    return absl::InvalidArgumentError(absl::StrCat("the memory is of ", NameOf(driver_, device),
                                                    ", not of ", NameOf(driver_, device_)));
   }
-  return Range::Make(driver_, **handle, granularity_, bytes).status();
+  return Range::Make(driver_, *handle, granularity_, bytes).status();
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> MapForDevice(const Driver& driver, CUdevice device,
                                                       size_t granularity, int fd, size_t bytes) {
-  const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver, fd);
-  if (!handle.ok()) return handle.status();
-  const absl::StatusOr<CUdevice> owner = DeviceOf(driver, **handle);
-  if (!owner.ok()) return owner.status();
-  if (absl::Status status = CheckAccess(driver, device, *owner); !status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<Range>> range = Range::Make(driver, **handle, granularity, bytes);
-  if (!range.ok()) return range.status();
-  if (absl::Status status = (*range)->Allow(device); !status.ok()) return status;
-  return std::unique_ptr<Mapping>(*std::move(range));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Handle> handle, Import(driver, fd));
+  ASSIGN_OR_RETURN(const CUdevice owner, DeviceOf(driver, *handle));
+  RETURN_IF_ERROR(CheckAccess(driver, device, owner));
+  ASSIGN_OR_RETURN(std::unique_ptr<Range> range, Range::Make(driver, *handle, granularity, bytes));
+  RETURN_IF_ERROR(range->Allow(device));
+  return std::unique_ptr<Mapping>(std::move(range));
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/library_product.h"
@@ -72,7 +73,7 @@ void CudaOps::UseTuning(absl::string_view tuning) { tuner_.Use(ChoicesOf(tuning)
 absl::Status CudaOps::UseChoices(std::span<const KernelChoice> choices) {
   for (const KernelChoice& choice : choices) {
     if (choice.engine == ProductEngine::kLibrary) {
-      if (absl::Status status = CheckLibrary(); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckLibrary());
     }
     if (choice.engine == ProductEngine::kOwn && engine_ == ProductEngine::kLibrary) {
       return absl::UnavailableError(absl::StrCat(
@@ -100,10 +101,9 @@ absl::StatusOr<MuonGraphBatch> CudaOps::Resolve(int64_t rows, int64_t cols, int6
       newton_schulz = &standard;
     }
   }
-  const absl::StatusOr<const NewtonSchulzProgram*> program =
-      programs_.Find(rows, cols, *newton_schulz);
-  if (!program.ok()) return program.status();
-  return MuonGraphBatch{&config, *program, weight, matrices, engine};
+  ASSIGN_OR_RETURN(const NewtonSchulzProgram* const program,
+                   programs_.Find(rows, cols, *newton_schulz));
+  return MuonGraphBatch{&config, program, weight, matrices, engine};
 }
 
 size_t CudaOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
@@ -118,18 +118,13 @@ absl::StatusOr<MuonGraph*> CudaOps::FindGraph(CUstream stream, const MuonBatch& 
   for (const KnownGraph& known : graphs_) {
     if (known.Fits(batch, workspace)) return known.graph.get();
   }
-  const absl::StatusOr<MuonGraphBatch> resolved =
-      Resolve(batch.rows, batch.cols, static_cast<int64_t>(batch.matrices.size()),
-              batch.weight_dtype, *batch.config);
-  if (!resolved.ok()) return resolved.status();
+  ASSIGN_OR_RETURN(const MuonGraphBatch resolved,
+                   Resolve(batch.rows, batch.cols, static_cast<int64_t>(batch.matrices.size()),
+                           batch.weight_dtype, *batch.config));
   // Tiles are measured in the workspace, where an earlier update may be under way.
-  if (absl::Status status =
-          driver_.Check(driver_.stream_synchronize(stream), "cuStreamSynchronize");
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(driver_.Check(driver_.stream_synchronize(stream), "cuStreamSynchronize"));
   std::string error;
-  std::unique_ptr<MuonGraph> graph = MuonGraph::Create(*resolved, workspace, &tuner_, &error);
+  std::unique_ptr<MuonGraph> graph = MuonGraph::Create(resolved, workspace, &tuner_, &error);
   if (graph == nullptr) {
     return absl::InternalError(absl::StrCat("Newton-Schulz of ", batch.matrices.size(), " of ",
                                             batch.rows, " x ", batch.cols, ": ", error));
@@ -160,9 +155,8 @@ absl::Status CudaOps::UpdateMuon(Stream& stream, const MuonBatch& batch, void* w
   if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return absl::InvalidArgumentError("workspace is not aligned to 256 bytes");
   }
-  const absl::StatusOr<MuonGraph*> graph = FindGraph(CudaStream::Of(stream), batch, workspace);
-  if (!graph.ok()) return graph.status();
-  return CudaStatus((*graph)->Launch(CudaStream::Of(stream), matrices_), "a batch of Muon updates");
+  ASSIGN_OR_RETURN(MuonGraph* const graph, FindGraph(CudaStream::Of(stream), batch, workspace));
+  return CudaStatus(graph->Launch(CudaStream::Of(stream), matrices_), "a batch of Muon updates");
 }
 
 absl::Status CudaOps::UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) {
@@ -182,9 +176,8 @@ absl::Status CudaOps::UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pi
   for (const WeightType type : kElementTypes) {
     const std::vector<AdamWPass>& passes = adamw_[IndexOf(static_cast<DType>(type))];
     if (passes.empty()) continue;
-    absl::Status status =
-        CudaStatus(LaunchAdamW(CudaStream::Of(stream), type, passes), "an AdamW update");
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchAdamW(CudaStream::Of(stream), type, passes), "an AdamW update"));
   }
   return absl::OkStatus();
 }

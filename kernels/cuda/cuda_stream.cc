@@ -1,12 +1,13 @@
 #include "kernels/cuda/cuda_stream.h"
 
+#include "base/status_macros.h"
+
 namespace dmuond::kernels::cuda {
 
 absl::StatusOr<std::unique_ptr<Event>> CudaEvent::Create(const Driver& driver) {
   CUevent event = nullptr;
-  const absl::Status status =
-      driver.Check(driver.event_create(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(
+      driver.Check(driver.event_create(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate"));
   return std::unique_ptr<Event>(new CudaEvent(driver, event));
 }
 
@@ -15,15 +16,14 @@ CudaEvent::~CudaEvent() { driver_.event_destroy(event_); }
 absl::StatusOr<bool> CudaEvent::Done() {
   const CUresult result = driver_.event_query(event_);
   if (result == CUDA_ERROR_NOT_READY) return false;
-  if (absl::Status status = driver_.Check(result, "cuEventQuery"); !status.ok()) return status;
+  RETURN_IF_ERROR(driver_.Check(result, "cuEventQuery"));
   return true;
 }
 
 absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(const Driver& driver) {
   CUstream stream = nullptr;
-  const absl::Status status =
-      driver.Check(driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(
+      driver.Check(driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
   return std::unique_ptr<Stream>(new CudaStream(driver, stream));
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/mps.h"
+#include "base/status_macros.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -91,15 +92,13 @@ absl::Status Driver::Check(CUresult result, absl::string_view call) const {
 
 absl::StatusOr<CUdevice> FindDevice(const Driver& driver, int ordinal) {
   int count = 0;
-  absl::Status status = driver.Check(driver.device_get_count(&count), "cuDeviceGetCount");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver.Check(driver.device_get_count(&count), "cuDeviceGetCount"));
   if (ordinal < 0 || ordinal >= count) {
     return absl::NotFoundError(
         absl::StrCat("there is no device cuda:", ordinal, "; this machine has ", count));
   }
   CUdevice device = 0;
-  status = driver.Check(driver.device_get(&device, ordinal), "cuDeviceGet");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver.Check(driver.device_get(&device, ordinal), "cuDeviceGet"));
   return device;
 }
 
@@ -120,11 +119,9 @@ CUmemAllocationProp SharedMemoryOf(CUdevice device) {
 absl::StatusOr<size_t> Granularity(const Driver& driver, CUdevice device) {
   const CUmemAllocationProp properties = SharedMemoryOf(device);
   size_t bytes = 0;
-  const absl::Status status =
-      driver.Check(driver.mem_get_allocation_granularity(&bytes, &properties,
-                                                         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-                   "cuMemGetAllocationGranularity");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(driver.Check(driver.mem_get_allocation_granularity(
+                                   &bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+                               "cuMemGetAllocationGranularity"));
   return bytes;
 }
 

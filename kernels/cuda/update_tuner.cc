@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/muon_graph.h"
@@ -88,7 +89,7 @@ class TunerState {
 
   absl::Status Allocate(size_t bytes) {
     elements_ = static_cast<int64_t>(bytes / kElementBytes);
-    if (absl::Status status = memory_.Allocate(bytes); !status.ok()) return status;
+    RETURN_IF_ERROR(memory_.Allocate(bytes));
     gradient_ = memory_.as<float>();
     momentum_ = gradient_ + elements_;
     master_ = momentum_ + elements_;
@@ -99,17 +100,16 @@ class TunerState {
   }
   // Random gradients; masters are zero, so that the new ones are the update itself.
   absl::Status FillForChecks(cudaStream_t stream) {
-    absl::Status status = CudaStatus(
-        LaunchRandom(stream, WeightType::kF32, gradient_, elements_, 1, 1e-3F), "random gradients");
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchRandom(stream, WeightType::kF32, gradient_, elements_, 1, 1e-3F),
+                   "random gradients"));
     return CudaStatus(cudaMemsetAsync(momentum_, 0, elements_ * 8, stream), "clearing state");
   }
   // Momentum and masters as of a running job: zeros take less power, and a chip at its limit is
   // faster with them.
   absl::Status FillForTimes(cudaStream_t stream) {
-    absl::Status status = CudaStatus(
-        LaunchRandom(stream, WeightType::kF32, momentum_, elements_, 2, 4e-3F), "random momentum");
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CudaStatus(
+        LaunchRandom(stream, WeightType::kF32, momentum_, elements_, 2, 4e-3F), "random momentum"));
     return CudaStatus(LaunchRandom(stream, WeightType::kF32, master_, elements_, 3, 2e-2F),
                       "random masters");
   }
@@ -175,9 +175,7 @@ absl::StatusOr<Way> MakeWay(int64_t rows, int64_t cols, const MuonConfig& config
   newton_schulz.dtype = dtype;
   if (form != newton_schulz.form) newton_schulz.restarts.clear();
   newton_schulz.form = form;
-  absl::StatusOr<NewtonSchulzProgram> program = BuildNewtonSchulz(newton_schulz, rows, cols);
-  if (!program.ok()) return program.status();
-  way.program = *std::move(program);
+  ASSIGN_OR_RETURN(way.program, BuildNewtonSchulz(newton_schulz, rows, cols));
   return way;
 }
 
@@ -284,14 +282,11 @@ class Tuner {
     subject.task = task;
     subject.shape.rows = task.rows;
     subject.shape.cols = task.cols;
-    absl::StatusOr<std::vector<Way>> ways = Ways(task.rows, task.cols);
-    if (!ways.ok()) return ways.status();
-    subject.ways = *std::move(ways);
+    ASSIGN_OR_RETURN(subject.ways, Ways(task.rows, task.cols));
     if (subject.ways.empty()) return CheckLibrary();  // neither engine is there
-    absl::StatusOr<Way> exact = MakeWay(task.rows, task.cols, options_.config, ProductEngine::kOwn,
-                                        options_.config.newton_schulz.form, DType::kF32);
-    if (!exact.ok()) return exact.status();
-    subject.exact = *std::move(exact);
+    ASSIGN_OR_RETURN(subject.exact,
+                     MakeWay(task.rows, task.cols, options_.config, ProductEngine::kOwn,
+                             options_.config.newton_schulz.form, DType::kF32));
     subject.exact_bytes = MuonGraph::WorkspaceBytes(subject.exact.Batch(options_.weight, 1));
     const auto bytes = static_cast<double>(memory_bytes_);
     const auto state_max = static_cast<size_t>(bytes * kPartForState);
@@ -327,9 +322,8 @@ class Tuner {
       if (engine == ProductEngine::kOwn ? !own_ : !library_) continue;
       for (const NewtonSchulzForm form : {NewtonSchulzForm::kGram, NewtonSchulzForm::kStandard}) {
         if (form == NewtonSchulzForm::kGram && config.form != form) continue;
-        absl::StatusOr<Way> way = MakeWay(rows, cols, options_.config, engine, form, config.dtype);
-        if (!way.ok()) return way.status();
-        ways.push_back(*std::move(way));
+        ASSIGN_OR_RETURN(Way way, MakeWay(rows, cols, options_.config, engine, form, config.dtype));
+        ways.push_back(std::move(way));
         if (!options_.fastest) return ways;
       }
     }
@@ -339,8 +333,7 @@ class Tuner {
   // No tile changes a bit.
   absl::StatusOr<std::unique_ptr<MuonGraph>> Prepare(const Way& way, int64_t count, void* workspace,
                                                      TileTuner& tiles) {
-    absl::Status status = CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
     std::string error;
     std::unique_ptr<MuonGraph> graph =
         MuonGraph::Create(way.Batch(options_.weight, count), workspace, &tiles, &error);
@@ -379,9 +372,8 @@ class Tuner {
     if (!status.ok()) return status;
     // Not every batch that is checked is timed as well.
     TileTuner& tiles = count == kOddBatch ? rule_tiles_ : tiles_;
-    absl::StatusOr<std::unique_ptr<MuonGraph>> graph = Prepare(way, count, workspace, tiles);
-    if (!graph.ok()) return graph.status();
-    status = Launch(subject, **graph, count);
+    ASSIGN_OR_RETURN(std::unique_ptr<MuonGraph> graph, Prepare(way, count, workspace, tiles));
+    status = Launch(subject, *graph, count);
     if (status.ok() && to != nullptr) {
       status = CudaStatus(
           cudaMemcpyAsync(to->as<void>(), state_.master_out(),
@@ -407,19 +399,17 @@ class Tuner {
         continue;
       }
       if (!status.ok()) return status;
-      const absl::StatusOr<Difference> d = CompareWith(subject, expected_);
-      if (!d.ok()) return d.status();
-      candidate.error = std::sqrt(d->squares / d->reference);
+      ASSIGN_OR_RETURN(const Difference d, CompareWith(subject, expected_));
+      candidate.error = std::sqrt(d.squares / d.reference);
       uint64_t different = 0;
       for (const int32_t batch : {std::min(kOddBatch, subject.batch_max), subject.batch_max}) {
         if (batch == 1 || options_.fastest) continue;
         status = UpdateFirst(subject, way, batch, workspace_.as<void>(), nullptr);
         if (!status.ok()) return status;
-        const absl::StatusOr<Difference> bits = CompareWith(subject, alone_);
-        if (!bits.ok()) return bits.status();
-        different += bits->different;
+        ASSIGN_OR_RETURN(const Difference bits, CompareWith(subject, alone_));
+        different += bits.different;
       }
-      candidate.refused = RefusalOf(candidate.error, d->not_finite, different, options_.fastest);
+      candidate.refused = RefusalOf(candidate.error, d.not_finite, different, options_.fastest);
       subject.shape.candidates.push_back(candidate);
     }
     return absl::OkStatus();
@@ -442,14 +432,12 @@ class Tuner {
 
   // With the time of a launch: the shorter of two, after a first one.
   absl::StatusOr<Timed> PrepareTimed(Subject& subject, size_t way, int32_t batch) {
-    absl::StatusOr<std::unique_ptr<MuonGraph>> graph =
-        Prepare(subject.ways[way], batch, workspace_.as<void>(), tiles_);
-    if (!graph.ok()) return graph.status();
-    Timed timed{&subject, way, batch, *std::move(graph), 0, {}};
+    ASSIGN_OR_RETURN(std::unique_ptr<MuonGraph> graph,
+                     Prepare(subject.ways[way], batch, workspace_.as<void>(), tiles_));
+    Timed timed{&subject, way, batch, std::move(graph), 0, {}};
     for (int launch = 0; launch < 3; ++launch) {
-      const absl::StatusOr<double> time = Time(subject, *timed.graph, batch, 1);
-      if (!time.ok()) return time.status();
-      timed.once_us = launch < 2 ? *time : std::min(timed.once_us, *time);
+      ASSIGN_OR_RETURN(const double time, Time(subject, *timed.graph, batch, 1));
+      timed.once_us = launch < 2 ? time : std::min(timed.once_us, time);
     }
     return timed;
   }
@@ -472,17 +460,15 @@ class Tuner {
     for (size_t i = 0; i < subject.ways.size(); ++i) {
       if (!candidates[i].refused.empty()) continue;
       if (batch == 0) {  // the first one's
-        absl::StatusOr<Timed> one = PrepareTimed(subject, i, 1);
-        if (!one.ok()) return one.status();
-        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / one->once_us), 1,
+        ASSIGN_OR_RETURN(Timed one, PrepareTimed(subject, i, 1));
+        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / one.once_us), 1,
                            subject.batch_max);
       }
-      absl::StatusOr<Timed> way = PrepareTimed(subject, i, batch);
-      if (!way.ok()) return way.status();
-      candidates[i].microseconds = way->once_us;
+      ASSIGN_OR_RETURN(Timed way, PrepareTimed(subject, i, batch));
+      candidates[i].microseconds = way.once_us;
       candidates[i].batch = batch;
-      fastest_us = std::min(fastest_us, way->once_us);
-      ways.push_back(*std::move(way));
+      fastest_us = std::min(fastest_us, way.once_us);
+      ways.push_back(std::move(way));
     }
     if (ways.empty()) {
       return absl::UnavailableError(absl::StrCat("no way of updating ", subject.task.rows, " x ",
@@ -501,8 +487,7 @@ class Tuner {
   absl::Status CompareWays() {
     for (int round = 0; round <= kCompareRounds; ++round) {
       for (Timed& way : compared_) {
-        absl::Status status = Turn(way, kCompareTurnMicroseconds);
-        if (!status.ok()) return status;
+        RETURN_IF_ERROR(Turn(way, kCompareTurnMicroseconds));
         if (round == 0) way.times.clear();  // it heats the chip
       }
     }
@@ -524,9 +509,8 @@ class Tuner {
   absl::Status PrepareBatches(Subject& subject) {
     for (const int32_t batch : subject.task.batches) {
       if (batch > subject.batch_max) break;
-      absl::StatusOr<Timed> timed = PrepareTimed(subject, subject.shape.winner, batch);
-      if (!timed.ok()) return timed.status();
-      timed_.push_back(*std::move(timed));
+      ASSIGN_OR_RETURN(Timed timed, PrepareTimed(subject, subject.shape.winner, batch));
+      timed_.push_back(std::move(timed));
       if (timed_.back().once_us > kBatchMicrosecondsMax) break;
     }
     return absl::OkStatus();
@@ -548,8 +532,7 @@ class Tuner {
       for (Timed& t : timed_) {
         if (turn >= kTurnsMin && clock.seconds() > seconds) break;
         const bool idle = t.once_us / t.batch > kIdle * best_us[t.subject];
-        absl::Status status = Turn(t, idle ? kIdleTurn * turn_us : turn_us);
-        if (!status.ok()) return status;
+        RETURN_IF_ERROR(Turn(t, idle ? kIdleTurn * turn_us : turn_us));
         if (turn == 0) t.times.clear();
       }
     }
@@ -593,7 +576,7 @@ absl::StatusOr<std::vector<TunedShape>> TuneUpdates(std::span<const TuningTask> 
                                                     const TuningOptions& options) {
   const Clock clock;
   Tuner tuner(options);
-  if (absl::Status status = tuner.Start(tasks); !status.ok()) return status;
+  RETURN_IF_ERROR(tuner.Start(tasks));
   return tuner.Tune(clock, kPartOfTime * options.seconds);
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "server/ctl/command.h"
 
@@ -37,9 +38,8 @@ absl::StatusOr<Reply> Call(const Options& options,
                            grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
                                                                    const Request&, Reply*),
                            const Request& request) {
-  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(options.address);
-  if (!channel.ok()) return channel.status();
-  v1::Admin::Stub stub(*channel);
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(options.address));
+  v1::Admin::Stub stub(channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        absl::ToChronoMilliseconds(options.timeout));

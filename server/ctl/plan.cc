@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "scheduler/limits.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/model_shapes.h"
@@ -75,17 +76,15 @@ absl::StatusOr<v1::GetPlanReply> PlanOffline(const Options& options) {
         absl::StrCat("--lanes=", options.lanes, " --nodes=", options.nodes,
                      " is not between 1 and ", scheduler::kLanesMax, " lanes in all"));
   }
-  const auto model = scheduler::FindModelShapes(options.model, options.layers);
-  if (!model.ok()) return model.status();
+  ASSIGN_OR_RETURN(const auto model, scheduler::FindModelShapes(options.model, options.layers));
   scheduler::PlanInputs inputs;
   inputs.nodes = options.nodes;
   inputs.lanes_per_node = options.lanes;
   inputs.lane_memory_bytes = options.lane_memory_bytes;
-  inputs.layout = scheduler::LayoutOf(*model, options.nodes, options.lanes);
-  const auto plan = scheduler::MakePlan(inputs);
-  if (!plan.ok()) return plan.status();
-  v1::GetPlanReply reply = Summarize(*plan);
-  if (absl::Status added = AddNetwork(inputs, *plan, reply); !added.ok()) return added;
+  inputs.layout = scheduler::LayoutOf(model, options.nodes, options.lanes);
+  ASSIGN_OR_RETURN(const auto plan, scheduler::MakePlan(inputs));
+  v1::GetPlanReply reply = Summarize(plan);
+  RETURN_IF_ERROR(AddNetwork(inputs, plan, reply));
   return reply;
 }
 

@@ -9,6 +9,7 @@
 #include <csignal>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "server/ctl/child.h"
 
 namespace dmuond::server::ctl {
@@ -68,17 +69,16 @@ absl::StatusOr<Probe> RunProbe(const std::string& lane_binary,
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2");
   const wire::UniqueFd ours(ends[0]);
   wire::UniqueFd theirs(ends[1]);
-  absl::StatusOr<Child> child = Child::Start({.arguments = {lane_binary, "--probe"},
+  ASSIGN_OR_RETURN(Child child, Child::Start({.arguments = {lane_binary, "--probe"},
                                               .environment = environment,
                                               .inherits = false,
                                               .own_group = true,
                                               .output = theirs.get(),
-                                              .input = false});
-  if (!child.ok()) return child.status();
+                                              .input = false}));
   theirs.Reset();
   Probe probe;
   ReadAll(ours.get(), absl::Now() + timeout, probe);
-  End(*child, probe.hangs);
+  End(child, probe.hangs);
   return probe;
 }
 

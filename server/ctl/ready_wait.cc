@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "server/common/errors.h"
 #include "server/ctl/connection.h"
 
@@ -41,9 +42,8 @@ absl::Status ReadyWait::Result() {
 }
 
 absl::Status ReadyWait::Wait() {
-  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(socket_);
-  if (!channel.ok()) return channel.status();
-  const auto stub = v1::Admin::NewStub(*channel);
+  ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect(socket_));
+  const auto stub = v1::Admin::NewStub(channel);
   for (;;) {
     grpc::ClientContext context;
     context.set_wait_for_ready(true);  // the socket is not there yet

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/common/exit_codes.h"
 #include "server/common/mps_control.h"
@@ -133,9 +134,8 @@ class Runner {
     child.input = false;
     // A wish to stop that comes while the program is being loaded would end it otherwise.
     child.blocked = {SIGTERM, SIGINT, SIGHUP};
-    absl::StatusOr<Child> daemon = Child::Start(child);
-    if (!daemon.ok()) return daemon.status();
-    daemon_.emplace(*std::move(daemon));
+    ASSIGN_OR_RETURN(Child daemon, Child::Start(child));
+    daemon_.emplace(std::move(daemon));
     started_ = Clock::now();
     return absl::OkStatus();
   }

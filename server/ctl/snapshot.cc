@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "server/ctl/command.h"
 #include "server/ctl/table.h"
 #include "server/ctl/to_json.h"
@@ -52,17 +53,13 @@ std::string AttemptOf(const SnapshotEntry& entry) {
 absl::StatusOr<std::vector<Listed>> ListAll(Storage& storage, const std::string& only_job) {
   std::vector<std::string> jobs = {only_job};
   if (only_job.empty()) {
-    absl::StatusOr<std::vector<std::string>> all = storage::JobsIn(storage);
-    if (!all.ok()) return all.status();
-    jobs = *std::move(all);
+    ASSIGN_OR_RETURN(jobs, storage::JobsIn(storage));
   }
   std::vector<Listed> listed;
   for (const std::string& job : jobs) {
-    absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
-    if (!store.ok()) return store.status();
-    absl::StatusOr<std::vector<SnapshotEntry>> entries = store->List();
-    if (!entries.ok()) return entries.status();
-    for (SnapshotEntry& entry : *entries) listed.push_back({job, std::move(entry)});
+    ASSIGN_OR_RETURN(SnapshotStore store, SnapshotStore::Create(storage, job));
+    ASSIGN_OR_RETURN(std::vector<SnapshotEntry> entries, store.List());
+    for (SnapshotEntry& entry : entries) listed.push_back({job, std::move(entry)});
   }
   return listed;
 }
@@ -124,9 +121,8 @@ int List(const Options& options, Storage& storage, const std::string& job) {
 // them.
 absl::Status VerifyOne(Storage& storage, const SnapshotEntry& entry) {
   if (!entry.problem.ok()) return entry.problem;
-  auto reader = storage::SnapshotReader::Open(storage, entry.manifest);
-  if (!reader.ok()) return reader.status();
-  return (*reader)->VerifyAll([](int64_t /*bytes*/) { return true; });
+  ASSIGN_OR_RETURN(auto reader, storage::SnapshotReader::Open(storage, entry.manifest));
+  return reader->VerifyAll([](int64_t /*bytes*/) { return true; });
 }
 
 int Verify(const Options& options, Storage& storage, const std::string& job,

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "dmuond/wire/socket_path.h"
 #include "server/common/mps_control.h"
 
@@ -47,11 +48,10 @@ void UseManagedMps(const std::string& socket, Surroundings& around) {
 }  // namespace
 
 absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
-  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
-  if (!address.ok()) return address.status();
+  ASSIGN_OR_RETURN(const sockaddr_un address, wire::SocketAddress(path));
   wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-  if (!socket.valid() || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
-                                   sizeof(*address)) != 0) {
+  if (!socket.valid() ||
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return absl::ErrnoToStatus(errno, path);
   }
   return socket;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/wire/frame.h"
 
 namespace dmuond::server::lane {
@@ -23,16 +24,14 @@ bool Channel::Readable() const {
 absl::Status Channel::Receive(v1::LaneCommand& command, std::vector<wire::UniqueFd>& fds) {
   uint32_t header[2];
   fds.clear();
-  absl::Status status = wire::internal::ReceiveAll(socket_.get(), reinterpret_cast<char*>(header),
-                                                   sizeof(header), fds);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(wire::internal::ReceiveAll(socket_.get(), reinterpret_cast<char*>(header),
+                                             sizeof(header), fds));
   if (header[0] > wire::kFrameBytesMax || header[1] > wire::kFrameFdsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("frame of ", header[0], " bytes and ", header[1], " descriptors"));
   }
   in_.resize(header[0]);
-  status = wire::internal::ReceiveAll(socket_.get(), in_.data(), in_.size(), fds);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(wire::internal::ReceiveAll(socket_.get(), in_.data(), in_.size(), fds));
   if (fds.size() != header[1]) {
     return absl::InvalidArgumentError(
         absl::StrCat("a frame announced ", header[1], " descriptors and carried ", fds.size()));

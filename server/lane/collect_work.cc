@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/state_slots.h"
 #include "server/lane/strided.h"
@@ -46,7 +47,7 @@ class WorkBuilder {
           gradients_ && of.cells.size() == 1 && of.unit.first_element % kernels::kNormBlock == 0;
       if (gradients_ && !fused) bucket.norm_units.push_back(staged.unit);
       for (const LaneCell& cell : of.cells) {
-        if (absl::Status status = AddOwned(bucket, staged, of, cell); !status.ok()) return status;
+        RETURN_IF_ERROR(AddOwned(bucket, staged, of, cell));
         if (fused) bucket.owned.back().squares_of = staged.unit.value();
       }
     }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 
 namespace dmuond::server::lane {
@@ -23,9 +24,8 @@ absl::StatusOr<std::vector<std::unique_ptr<kernels::Event>>> CreateEvents(kernel
                                                                           int32_t count) {
   std::vector<std::unique_ptr<kernels::Event>> events;
   for (int32_t i = 0; i < count; ++i) {
-    absl::StatusOr<std::unique_ptr<kernels::Event>> event = device.CreateEvent();
-    if (!event.ok()) return event.status();
-    events.push_back(*std::move(event));
+    ASSIGN_OR_RETURN(std::unique_ptr<kernels::Event> event, device.CreateEvent());
+    events.push_back(std::move(event));
   }
   return events;
 }
@@ -48,12 +48,10 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
                                                              Rail& rail, kernels::Device& device,
                                                              kernels::Stream& stream) {
   std::unique_ptr<Collector> collector(new Collector(job, trainers, rail, device, stream));
-  auto gradients = MakeCollectWork(job, CollectKind::kGradients);
-  if (!gradients.ok()) return gradients.status();
-  auto weights = MakeCollectWork(job, CollectKind::kWeights);
-  if (!weights.ok()) return weights.status();
-  collector->gradients_ = *std::move(gradients);
-  collector->weights_ = *std::move(weights);
+  ASSIGN_OR_RETURN(auto gradients, MakeCollectWork(job, CollectKind::kGradients));
+  ASSIGN_OR_RETURN(auto weights, MakeCollectWork(job, CollectKind::kWeights));
+  collector->gradients_ = std::move(gradients);
+  collector->weights_ = std::move(weights);
   size_t sums = 0;
   for (const scheduler::StagedUnit& staged : job.program.staged) {
     const scheduler::Unit& unit = job.unit(staged.unit);
@@ -63,21 +61,13 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
     sums += count;
   }
   if (sums > 0) {
-    auto memory = device.AllocateHost(sums * sizeof(double));
-    if (!memory.ok()) return memory.status();
-    collector->sums_memory_ = *std::move(memory);
+    ASSIGN_OR_RETURN(collector->sums_memory_, device.AllocateHost(sums * sizeof(double)));
     collector->sums_ = reinterpret_cast<double*>(collector->sums_memory_->data());
   }
-  auto events = CreateEvents(device, job.buckets());
-  if (!events.ok()) return events.status();
-  collector->events_ = *std::move(events);
+  ASSIGN_OR_RETURN(collector->events_, CreateEvents(device, job.buckets()));
   if (job.program.landing_bytes > 0) {
-    auto stream = device.CreateStream();
-    if (!stream.ok()) return stream.status();
-    collector->landing_stream_ = *std::move(stream);
-    auto landed = CreateEvents(device, job.buckets());
-    if (!landed.ok()) return landed.status();
-    collector->landing_events_ = *std::move(landed);
+    ASSIGN_OR_RETURN(collector->landing_stream_, device.CreateStream());
+    ASSIGN_OR_RETURN(collector->landing_events_, CreateEvents(device, job.buckets()));
   }
   for (const CollectBucket& bucket : collector->gradients_) {
     collector->landed_.emplace_back(bucket.sources.size(), 0);
@@ -211,7 +201,7 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
   }
   for (const scheduler::BucketRun& run : go.buckets) {
     for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
-      if (absl::Status status = StartRail(b, go.kind); !status.ok()) return status;
+      RETURN_IF_ERROR(StartRail(b, go.kind));
     }
   }
   return absl::OkStatus();
@@ -295,7 +285,7 @@ absl::StatusOr<bool> Collector::Progress() {
     any = any || *progress;
   }
   if (!to_sum_.empty()) {
-    if (absl::Status status = SumOwned(); !status.ok()) return status;
+    RETURN_IF_ERROR(SumOwned());
     any = true;
   }
   return any;
@@ -354,7 +344,7 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   }
   if (IsToLand(b)) {
     if (HasRoomToLand(b)) {
-      if (absl::Status status = Fetch(b); !status.ok()) return status;
+      RETURN_IF_ERROR(Fetch(b));
       return true;
     }
     // Its sum makes room. With other nodes that sum may be waiting for one that waits for this
@@ -492,8 +482,7 @@ absl::Status Collector::Fetch(int32_t b) {
     const kernels::StridedBox from = Resolve(bucket, source);
     // What takes a kernel is read where it lies, in the quiet.
     if (from.data == nullptr || !device_.ops().CopiesByEngine(source.landing, from)) continue;
-    absl::Status status = device_.ops().Copy(*landing_stream_, source.landing, from);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(device_.ops().Copy(*landing_stream_, source.landing, from));
     landed[i] = 1;
   }
   states_[b].fetching = true;
@@ -508,8 +497,7 @@ absl::Status Collector::Pack(const CollectBucket& bucket) {
   for (const CollectTask& task : bucket.lones) {
     const kernels::StridedBox from = Resolve(bucket, bucket.sources[task.first_source]);
     if (from.data == nullptr) continue;
-    absl::Status status = device_.ops().Copy(stream_, task.dst, from);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(device_.ops().Copy(stream_, task.dst, from));
   }
   AddSums(bucket, bucket.sums, 0);
   return Sum();

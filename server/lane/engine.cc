@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/log.h"
@@ -19,26 +20,17 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
   std::unique_ptr<Engine> engine(new Engine(job, channel, device, group));
   for (auto* place :
        {&engine->collect_stream_, &engine->update_stream_, &engine->snapshot_stream_}) {
-    absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
-    if (!stream.ok()) return stream.status();
-    *place = *std::move(stream);
+    ASSIGN_OR_RETURN(*place, device.CreateStream());
   }
-  absl::StatusOr<std::unique_ptr<Slots>> slots = Slots::Create(job);
-  if (!slots.ok()) return slots.status();
-  engine->slots_ = *std::move(slots);
-  auto collector =
-      Collector::Create(job, engine->trainers_, engine->rail_, device, *engine->collect_stream_);
-  if (!collector.ok()) return collector.status();
-  engine->collector_ = *std::move(collector);
-  auto updater = Updater::Create(job, *engine->slots_, device, *engine->update_stream_);
-  if (!updater.ok()) return updater.status();
-  engine->updater_ = *std::move(updater);
-  auto publisher = Publisher::Create(job, engine->trainers_, engine->rail_, device);
-  if (!publisher.ok()) return publisher.status();
-  engine->publisher_ = *std::move(publisher);
-  auto snapshot = SnapshotCopy::Create(job, *engine->slots_, device, *engine->snapshot_stream_);
-  if (!snapshot.ok()) return snapshot.status();
-  engine->snapshot_ = *std::move(snapshot);
+  ASSIGN_OR_RETURN(engine->slots_, Slots::Create(job));
+  ASSIGN_OR_RETURN(engine->collector_, Collector::Create(job, engine->trainers_, engine->rail_,
+                                                         device, *engine->collect_stream_));
+  ASSIGN_OR_RETURN(engine->updater_,
+                   Updater::Create(job, *engine->slots_, device, *engine->update_stream_));
+  ASSIGN_OR_RETURN(engine->publisher_,
+                   Publisher::Create(job, engine->trainers_, engine->rail_, device));
+  ASSIGN_OR_RETURN(engine->snapshot_,
+                   SnapshotCopy::Create(job, *engine->slots_, device, *engine->snapshot_stream_));
   engine->check_ = std::make_unique<ExtractCheck>(job, *engine->slots_, engine->trainers_, device,
                                                   *engine->snapshot_stream_);
   engine->written_to_.assign(job.local.size(), 0);
@@ -55,7 +47,7 @@ absl::Status Engine::LeaveTrainersMemory() {
 
 absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
                               const std::vector<wire::UniqueFd>& fds) {
-  if (absl::Status idle = LeaveTrainersMemory(); !idle.ok()) return idle;
+  RETURN_IF_ERROR(LeaveTrainersMemory());
   const absl::Status status = trainers_.Attach(attach, fds);
   v1::LaneReport report;
   v1::LaneReport::Attached& attached = *report.mutable_attached();
@@ -67,7 +59,7 @@ absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
 }
 
 absl::Status Engine::OnDetach(const v1::LaneCommand::DetachTrainer& detach) {
-  if (absl::Status idle = LeaveTrainersMemory(); !idle.ok()) return idle;
+  RETURN_IF_ERROR(LeaveTrainersMemory());
   trainers_.Detach(detach.rank(), detach.incarnation());
   if (detach.rank() >= 0 && detach.rank() < static_cast<int32_t>(job_.local.size()) &&
       trainers_.Find(detach.rank()) == nullptr) {
@@ -161,7 +153,7 @@ absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                                  const std::vector<wire::UniqueFd>& fds) {
   if (absl::Status spoilt = SpoilChecks(); !spoilt.ok()) return spoilt;
   // The slot that it frees may be one that is being copied.
-  if (absl::Status left = snapshot_->Leave(); !left.ok()) return left;
+  RETURN_IF_ERROR(snapshot_->Leave());
   const absl::Status status = fds.size() != 1
                                   ? absl::InvalidArgumentError("WriteUnit needs one descriptor")
                                   : WriteUnit(job_, *slots_, device_, *update_stream_, write.unit(),
@@ -202,10 +194,10 @@ absl::Status Engine::ReportCopied() {
 }
 
 absl::StatusOr<bool> Engine::Progress() {
-  if (absl::Status advanced = rail_.Advance(); !advanced.ok()) return advanced;
+  RETURN_IF_ERROR(rail_.Advance());
   absl::StatusOr<bool> progress = ProgressAttempt();
   if (!progress.ok()) return progress;
-  if (absl::Status sent = rail_.SendReports(); !sent.ok()) return sent;
+  RETURN_IF_ERROR(rail_.SendReports());
   // Where copies are this thread's own work they come after everything that somebody waits for.
   if (!*progress && check_->active()) return ProgressCheck();
   if (*progress || !snapshot_->active()) return progress;
@@ -226,7 +218,7 @@ absl::StatusOr<bool> Engine::ProgressAttempt() {
   if (!started && collector_->started()) times_.first_ready = Clock::now();
   if (!all_ready && collector_->all_ready()) times_.last_ready = Clock::now();
   if (collector_->complete() && !gathered_) {
-    if (absl::Status status = ReportGathered(); !status.ok()) return status;
+    RETURN_IF_ERROR(ReportGathered());
   }
   return progress;
 }
@@ -244,8 +236,7 @@ bool Engine::device_busy() const {
 
 absl::Status Engine::Describe(v1::LaneReport::Pong& pong) {
   std::vector<int32_t> ranks;
-  absl::StatusOr<bool> idle = collector_->Idle();
-  if (!idle.ok()) return idle.status();
+  ASSIGN_OR_RETURN(bool idle, collector_->Idle());
   bool awaits_go = false;
   if (publishing_) {
     publisher_->AddAwaitedRanks(ranks);
@@ -254,7 +245,7 @@ absl::Status Engine::Describe(v1::LaneReport::Pong& pong) {
     collector_->AddAwaitedRanks(ranks);
     awaits_go = collector_->awaits_rail();
   }
-  pong.set_device_busy(!*idle || updater_->device_busy() || publisher_->device_busy() ||
+  pong.set_device_busy(!idle || updater_->device_busy() || publisher_->device_busy() ||
                        snapshot_->device_busy());
   pong.set_awaits_rail(awaits_go || rail_.active());
   pong.mutable_awaited_ranks()->Add(ranks.begin(), ranks.end());
@@ -334,7 +325,7 @@ absl::StatusOr<bool> Engine::StartNext() {
   if (task.snapshot.has_value()) {
     const scheduler::Attempt attempt = *task.snapshot;
     tasks_.pop_front();
-    if (absl::Status status = StartSnapshot(attempt); !status.ok()) return status;
+    RETURN_IF_ERROR(StartSnapshot(attempt));
     return true;
   }
   const scheduler::Decision& decision = *task.decision;
@@ -346,7 +337,7 @@ absl::StatusOr<bool> Engine::StartNext() {
   if (decision.verdict == Verdict::kSkip) {
     times_.updated = times_.decided;
     publisher_->AnnounceAll(decision.attempt);
-    if (absl::Status status = ReportPublished(); !status.ok()) return status;
+    RETURN_IF_ERROR(ReportPublished());
     return true;
   }
   updater_->Start(decision);
@@ -364,23 +355,22 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
   if (!progress.ok()) return progress;
   if (!updater_->done()) {
     if (!MayUpdateNext()) return progress;
-    absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
-    if (!batch.ok()) return batch.status();
-    if (*batch == nullptr) return progress;
-    if (absl::Status status = ReportCopied(); !status.ok()) return status;
-    if (to_trace_ > 0) TraceBatch(**batch);
-    publisher_->OnBatch(**batch);
+    ASSIGN_OR_RETURN(const scheduler::Batch* const batch, updater_->RunBatch());
+    if (batch == nullptr) return progress;
+    RETURN_IF_ERROR(ReportCopied());
+    if (to_trace_ > 0) TraceBatch(*batch);
+    publisher_->OnBatch(*batch);
     if (updater_->done()) {
       times_.updated = Clock::now();
     } else if (MayUpdateNext()) {
       // The device has the next one before copies of this one are enqueued.
-      if (absl::Status status = updater_->BeginBatch(); !status.ok()) return status;
+      RETURN_IF_ERROR(updater_->BeginBatch());
     }
     return true;
   }
   if (!publisher_->running()) {
     publishing_ = false;
-    if (absl::Status status = ReportPublished(); !status.ok()) return status;
+    RETURN_IF_ERROR(ReportPublished());
     return true;
   }
   return progress;

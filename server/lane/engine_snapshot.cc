@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "server/common/log.h"
 #include "server/lane/engine.h"
@@ -16,7 +17,7 @@ absl::Status Engine::OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot) {
 
 absl::Status Engine::StartSnapshot(scheduler::Attempt attempt) {
   std::vector<uint64_t> updates;
-  if (absl::Status started = snapshot_->Start(updates); !started.ok()) return started;
+  RETURN_IF_ERROR(snapshot_->Start(updates));
   snapshot_attempt_ = attempt;
   snapshot_batches_ = snapshot_->batches();
   held_us_ = 0;
@@ -40,7 +41,7 @@ absl::StatusOr<bool> Engine::ProgressSnapshot() {
   copied.set_batches(snapshot_batches_);
   copied.set_complete(!snapshot_->active());
   copied.set_held_us(held_us_);
-  if (absl::Status sent = channel_.Send(report); !sent.ok()) return sent;
+  RETURN_IF_ERROR(channel_.Send(report));
   return true;
 }
 

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/mutex.h"
 #include "server/lane/rail_blob.h"
 #include "server/lane/tcp_watch.h"
@@ -108,7 +109,7 @@ class GlooGroup final : public PeerGroup {
 
   absl::StatusOr<int64_t> Reduce(uint64_t tag, std::span<const float> in, std::span<float> out,
                                  int root) override {
-    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckRoot(root));
     const size_t bytes = in.size() * sizeof(float);
     if (rank_ != root) {
       auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(in.data()));
@@ -131,7 +132,7 @@ class GlooGroup final : public PeerGroup {
   }
 
   absl::StatusOr<int64_t> Broadcast(uint64_t tag, std::span<std::byte> data, int root) override {
-    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckRoot(root));
     std::vector<Message> messages;
     if (rank_ != root) messages.push_back({false, root, data.data(), data.size()});
     for (int peer = 0; rank_ == root && peer < size_; ++peer) {

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -101,12 +102,10 @@ class OtherProcess {
   };
 
   static absl::Status Answer(const Question& question) {
-    const absl::StatusOr<const Driver*> driver = Driver::Get();
-    if (!driver.ok()) return driver.status();
-    const absl::StatusOr<CUdevice> device = kernels::cuda::FindDevice(**driver, question.ordinal);
-    if (!device.ok()) return device.status();
-    if (absl::Status entered = EnterContext(**driver, *device); !entered.ok()) return entered;
-    kernels::cuda::CudaHandles handles(**driver, *device);
+    ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
+    ASSIGN_OR_RETURN(const CUdevice device, kernels::cuda::FindDevice(*driver, question.ordinal));
+    RETURN_IF_ERROR(EnterContext(*driver, device));
+    kernels::cuda::CudaHandles handles(*driver, device);
     return handles
         .Map({.handle = std::string(question.handle.reserved, sizeof(question.handle.reserved)),
               .device_uuid = question.uuid,
@@ -163,17 +162,12 @@ const Driver* PrintDriver() {
 }
 
 absl::Status ProbeDescriptor(const Driver& driver, CUdevice device, bool in_context) {
-  const auto holder = kernels::cuda::CudaMemoryHolder::Create(device);
-  if (!holder.ok()) return holder.status();
-  const auto memory = (*holder)->Allocate(kProbeBytes, "doctor");
-  if (!memory.ok()) return memory.status();
-  if (absl::Status mapped = (*holder)->Check(memory->get(), kProbeBytes); !mapped.ok()) {
-    return mapped;
-  }
+  ASSIGN_OR_RETURN(const auto holder, kernels::cuda::CudaMemoryHolder::Create(device));
+  ASSIGN_OR_RETURN(const auto memory, holder->Allocate(kProbeBytes, "doctor"));
+  RETURN_IF_ERROR(holder->Check(memory.get(), kProbeBytes));
   if (!in_context) return absl::OkStatus();
-  const absl::StatusOr<size_t> granularity = kernels::cuda::Granularity(driver, device);
-  if (!granularity.ok()) return granularity.status();
-  return kernels::cuda::MapForDevice(driver, device, *granularity, memory->get(), kProbeBytes)
+  ASSIGN_OR_RETURN(const size_t granularity, kernels::cuda::Granularity(driver, device));
+  return kernels::cuda::MapForDevice(driver, device, granularity, memory.get(), kProbeBytes)
       .status();
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/log.h"
@@ -61,11 +62,10 @@ absl::Status Lane::Run() {
 absl::Status Lane::Serve() {
   int idle_polls = 0;
   while (true) {
-    if (absl::Status status = Drain(); !status.ok()) return status;
+    RETURN_IF_ERROR(Drain());
     if (shutdown_) return absl::OkStatus();
-    absl::StatusOr<bool> progress = engine_ != nullptr ? engine_->Progress() : Connect();
-    if (!progress.ok()) return progress.status();
-    if (*progress) {
+    ASSIGN_OR_RETURN(bool progress, engine_ != nullptr ? engine_->Progress() : Connect());
+    if (progress) {
       ++progress_;
       last_progress_ = Clock::now();
       idle_polls = 0;
@@ -74,14 +74,14 @@ absl::Status Lane::Serve() {
     const bool polls =
         engine_ != nullptr && (engine_->watches_words() || engine_->device_busy() || RailPolls());
     if (polls && idle_polls++ < spins_) continue;
-    if (absl::Status status = Wait(); !status.ok()) return status;
+    RETURN_IF_ERROR(Wait());
   }
 }
 
 absl::Status Lane::Drain() {
   while (!shutdown_ && channel_.Readable()) {
-    if (absl::Status status = channel_.Receive(command_, fds_); !status.ok()) return status;
-    if (absl::Status status = Handle(); !status.ok()) return status;
+    RETURN_IF_ERROR(channel_.Receive(command_, fds_));
+    RETURN_IF_ERROR(Handle());
     last_progress_ = Clock::now();
   }
   return absl::OkStatus();
@@ -141,7 +141,7 @@ absl::Status Lane::Handle() {
     default:
       break;
   }
-  if (absl::Status status = needs_engine(); !status.ok()) return status;
+  RETURN_IF_ERROR(needs_engine());
   switch (command_.command_case()) {
     case Command::kAttach:
       return engine_->OnAttach(command_.attach(), fds_);
@@ -183,10 +183,9 @@ absl::Status Lane::Handle() {
 
 absl::Status Lane::OnGoes(const v1::Goes& goes) {
   for (const v1::Go& wire : goes.goes()) {
-    absl::StatusOr<scheduler::Go> go = FromProto(wire);
-    if (!go.ok()) return go.status();
-    for (const v1::AbsentFragment& absent : goes.absent()) go->absent.push_back(FromProto(absent));
-    if (absl::Status status = engine_->OnGo(*go); !status.ok()) return status;
+    ASSIGN_OR_RETURN(scheduler::Go go, FromProto(wire));
+    for (const v1::AbsentFragment& absent : goes.absent()) go.absent.push_back(FromProto(absent));
+    RETURN_IF_ERROR(engine_->OnGo(go));
   }
   return absl::OkStatus();
 }
@@ -222,9 +221,7 @@ std::chrono::milliseconds Lane::LookAtRail() {
 
 absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   if (job_ != nullptr) return absl::InternalError("configured twice");
-  absl::StatusOr<std::unique_ptr<LaneJob>> job = LaneJob::Make(configure, fds_, device_);
-  if (!job.ok()) return job.status();
-  job_ = *std::move(job);
+  ASSIGN_OR_RETURN(job_, LaneJob::Make(configure, fds_, device_));
   fault::FaultPoint("lane.configured");
   log::Info("lane configured", {{"job", job_->name},
                                 {"epoch", job_->epoch},
@@ -234,11 +231,11 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
                                 {"program_bytes", configure.program().ByteSizeLong()}});
   const bool alone = job_->program.nodes == 1;
   if (!alone) {
-    if (absl::Status made = MakeGroup(configure); !made.ok()) return made;
+    RETURN_IF_ERROR(MakeGroup(configure));
   }
   // All libraries are loaded by now. The daemon ends a lane that would compute other bits, before
   // lanes of other nodes are connected with it.
-  if (absl::Status told = TellBits(); !told.ok()) return told;
+  RETURN_IF_ERROR(TellBits());
   if (alone) return Start();
   v1::LaneReport report;
   v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
@@ -271,9 +268,8 @@ absl::Status Lane::Release() {
   engine_.reset();
   job_.reset();
   connecting_ = rail_silent_ = false;
-  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
-  if (!stream.ok()) return stream.status();
-  if (absl::Status healthy = (*stream)->Synchronize(); !healthy.ok()) return healthy;
+  ASSIGN_OR_RETURN(std::unique_ptr<kernels::Stream> stream, device_.CreateStream());
+  RETURN_IF_ERROR(stream->Synchronize());
   v1::LaneReport report;
   report.mutable_released();
   return channel_.Send(report);
@@ -282,23 +278,19 @@ absl::Status Lane::Release() {
 absl::Status Lane::MakeGroup(const v1::LaneCommand::Configure& configure) {
   const std::chrono::milliseconds silence_max(configure.rail_timeout_ms());
   worth_telling_ = silence_max.count() > 0 ? std::min(kSilentAfter, silence_max / 2) : kSilentAfter;
-  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
-  if (!stream.ok()) return stream.status();
-  rail_stream_ = *std::move(stream);
-  absl::StatusOr<std::unique_ptr<PeerGroup>> group =
-      make_group_({.rank = job_->program.node.value(),
-                   .size = job_->program.nodes,
-                   .bind_address = configure.bind_address(),
-                   .silence_max = silence_max,
-                   .device = &device_,
-                   .stream = rail_stream_.get(),
-                   .notify = [fd = wake_.get()] {
-                     const uint64_t one = 1;
-                     // A full counter wakes as well.
-                     [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));
-                   }});
-  if (!group.ok()) return group.status();
-  group_ = *std::move(group);
+  ASSIGN_OR_RETURN(rail_stream_, device_.CreateStream());
+  ASSIGN_OR_RETURN(group_, make_group_({.rank = job_->program.node.value(),
+                                        .size = job_->program.nodes,
+                                        .bind_address = configure.bind_address(),
+                                        .silence_max = silence_max,
+                                        .device = &device_,
+                                        .stream = rail_stream_.get(),
+                                        .notify = [fd = wake_.get()] {
+                                          const uint64_t one = 1;
+                                          // A full counter wakes as well.
+                                          [[maybe_unused]] const ssize_t n =
+                                              ::write(fd, &one, sizeof(one));
+                                        }}));
   return absl::OkStatus();
 }
 
@@ -317,19 +309,15 @@ absl::Status Lane::CompleteRendezvous(const v1::RendezvousComplete& rendezvous) 
 
 absl::StatusOr<bool> Lane::Connect() {
   if (!connecting_) return false;
-  absl::StatusOr<bool> ready = group_->Ready();
-  if (!ready.ok()) return ready.status();
-  if (!*ready) return false;
+  ASSIGN_OR_RETURN(bool ready, group_->Ready());
+  if (!ready) return false;
   connecting_ = false;
-  if (absl::Status status = Start(); !status.ok()) return status;
+  RETURN_IF_ERROR(Start());
   return true;
 }
 
 absl::Status Lane::Start() {
-  absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(*job_, channel_, device_, group_.get());
-  if (!engine.ok()) return engine.status();
-  engine_ = *std::move(engine);
+  ASSIGN_OR_RETURN(engine_, Engine::Create(*job_, channel_, device_, group_.get()));
   v1::LaneReport report;
   report.mutable_ready()->set_device(device_.Describe());
   report.mutable_ready()->set_tuning(device_.ops().Tuning());

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "scheduler/convert/convert.h"
 #include "server/cost_file.h"
@@ -34,9 +35,8 @@ absl::Status MapHostCopy(const v1::LaneCommand::Configure& configure, int fd, La
   job.snapshot_staging_bytes = configure.snapshot_staging_bytes();
   absl::Status size = CheckSize("host copy", configure.host_copy_bytes(), job.host_copy.bytes());
   if (!size.ok() || job.host_copy.bytes() == 0) return size;
-  auto mapping = kernels::cpu::MapShared(fd, static_cast<size_t>(job.host_copy.bytes()));
-  if (!mapping.ok()) return mapping.status();
-  job.host_memory = *std::move(mapping);
+  ASSIGN_OR_RETURN(job.host_memory,
+                   kernels::cpu::MapShared(fd, static_cast<size_t>(job.host_copy.bytes())));
   return absl::OkStatus();
 }
 
@@ -63,9 +63,7 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
   // Table and board are host memory on every device.
   kernels::Device* const devices[] = {&device, &device, nullptr, nullptr};
   for (size_t i = 0; i < std::size(sizes); ++i) {
-    auto mapping = MapUnlessEmpty(devices[i], fds[i].get(), sizes[i]);
-    if (!mapping.ok()) return mapping.status();
-    *places[i] = *std::move(mapping);
+    ASSIGN_OR_RETURN(*places[i], MapUnlessEmpty(devices[i], fds[i].get(), sizes[i]));
   }
   return configure.host_copy_bytes() > 0 ? MapHostCopy(configure, fds[4].get(), job)
                                          : absl::OkStatus();
@@ -74,13 +72,10 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
 }  // namespace
 
 absl::Status LaneJob::ReadProgram(const v1::LaneCommand::Configure& configure) {
-  absl::StatusOr<scheduler::LaneProgram> read = FromProto(configure.program());
-  if (!read.ok()) return read.status();
-  program = *std::move(read);
+  ASSIGN_OR_RETURN(program, FromProto(configure.program()));
   for (const v1::GroupConfig& group : configure.groups()) {
-    absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
-    if (!config.ok()) return config.status();
-    configs.push_back(*std::move(config));
+    ASSIGN_OR_RETURN(kernels::MuonConfig config, FromProto(group));
+    configs.push_back(std::move(config));
   }
   for (const scheduler::LaneParameter& parameter : program.parameters) {
     if (static_cast<size_t>(parameter.group) < configs.size()) continue;
@@ -108,14 +103,12 @@ absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Co
   auto job = std::make_unique<LaneJob>();
   job->name = configure.job();
   job->epoch = configure.epoch();
-  if (absl::Status read = job->ReadProgram(configure); !read.ok()) return read;
+  RETURN_IF_ERROR(job->ReadProgram(configure));
   v1::CostTable costs;
   *costs.mutable_choices() = configure.choices();
-  if (absl::Status chosen = device.ops().UseChoices(ToChoices(FromProto(costs))); !chosen.ok()) {
-    return chosen;
-  }
+  RETURN_IF_ERROR(device.ops().UseChoices(ToChoices(FromProto(costs))));
   device.ops().UseTuning(configure.tuning());
-  if (absl::Status mapped = MapMemory(configure, fds, device, *job); !mapped.ok()) return mapped;
+  RETURN_IF_ERROR(MapMemory(configure, fds, device, *job));
   return job;
 }
 

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/v1/peer.pb.h"
 #include "kernels/cpu/cpu_device.h"
@@ -80,9 +81,8 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
     return absl::InvalidArgumentError(
         absl::StrCat("--engine=", name, ": not auto, own or cublaslt"));
   }
-  auto device = dmuond::kernels::cuda::CudaDevice::Create(ordinal, engine);
-  if (!device.ok()) return device.status();
-  return std::unique_ptr<Device>(*std::move(device));
+  ASSIGN_OR_RETURN(auto device, dmuond::kernels::cuda::CudaDevice::Create(ordinal, engine));
+  return std::unique_ptr<Device>(std::move(device));
 #else
   return absl::UnimplementedError(
       absl::StrCat("--device=cuda:", ordinal, ": this dmuond-lane was built without CUDA"));
@@ -100,9 +100,8 @@ absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("--device=", spec, ": not cpu:THREADS or cuda:ORDINAL"));
   }
-  auto device = CpuDevice::Create(number);
-  if (!device.ok()) return device.status();
-  return std::unique_ptr<Device>(*std::move(device));
+  ASSIGN_OR_RETURN(auto device, CpuDevice::Create(number));
+  return std::unique_ptr<Device>(std::move(device));
 }
 
 // The kernel names a process by the file that it was started from, which the daemon gives as a

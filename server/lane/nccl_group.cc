@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "server/lane/nccl_library.h"
 #include "server/lane/rail_stamp.h"
@@ -70,9 +71,8 @@ class NcclGroup final : public PeerGroup {
     Blob blob;
     blob.version = nccl_.version;
     if (rank_ == 0) {
-      absl::Status made =
-          nccl_.Check(nccl_.get_unique_id(&blob.id), "ncclGetUniqueId", /*comm=*/nullptr);
-      if (!made.ok()) return made;
+      RETURN_IF_ERROR(
+          nccl_.Check(nccl_.get_unique_id(&blob.id), "ncclGetUniqueId", /*comm=*/nullptr));
     }
     blob_.assign(reinterpret_cast<const char*>(&blob), sizeof(blob));
     return absl::OkStatus();
@@ -106,15 +106,14 @@ class NcclGroup final : public PeerGroup {
     NcclConfig config;
     config.blocking = 0;
     connect_until_ = std::chrono::steady_clock::now() + kConnectTimeout;
-    absl::Status begun = Checked(nccl_.comm_init_rank_config(&comm_, size_, id, rank_, &config),
-                                 "ncclCommInitRankConfig");
-    if (!begun.ok()) return begun;
+    RETURN_IF_ERROR(Checked(nccl_.comm_init_rank_config(&comm_, size_, id, rank_, &config),
+                            "ncclCommInitRankConfig"));
     return StartWarmUp();
   }
 
   [[nodiscard]] absl::StatusOr<bool> Ready() override {
     if (connected_) return failure_.ok() ? absl::StatusOr<bool>(true) : failure_;
-    if (absl::Status advanced = Advance(); !advanced.ok()) return advanced;
+    RETURN_IF_ERROR(Advance());
     connected_ = comm_ != nullptr && done_ >= 1;
     if (!connected_ && comm_ != nullptr && std::chrono::steady_clock::now() > connect_until_) {
       return Fail(absl::AbortedError(absl::StrCat(
@@ -131,42 +130,39 @@ class NcclGroup final : public PeerGroup {
       return absl::InvalidArgumentError(absl::StrCat("rail: member ", rank_, " of ", size_,
                                                      " has a message for member ", message.peer));
     }
-    absl::StatusOr<Operation*> operation = Enqueue(Kind::kMessages, tag);
-    if (!operation.ok()) return operation.status();
-    (*operation)->messages.assign(messages.begin(), messages.end());
+    ASSIGN_OR_RETURN(Operation* const operation, Enqueue(Kind::kMessages, tag));
+    operation->messages.assign(messages.begin(), messages.end());
     return Begin();
   }
 
   absl::StatusOr<int64_t> Reduce(uint64_t tag, std::span<const float> in, std::span<float> out,
                                  int root) override {
-    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckRoot(root));
     if (rank_ == root && out.size() != in.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat("rail: ", in.size(), " values to add up into ", out.size()));
     }
-    absl::StatusOr<Operation*> operation = Enqueue(Kind::kReduce, tag);
-    if (!operation.ok()) return operation.status();
-    (*operation)->in = in.data();
-    (*operation)->out = rank_ == root ? out.data() : nullptr;
-    (*operation)->count = in.size();
-    (*operation)->root = root;
+    ASSIGN_OR_RETURN(Operation* const operation, Enqueue(Kind::kReduce, tag));
+    operation->in = in.data();
+    operation->out = rank_ == root ? out.data() : nullptr;
+    operation->count = in.size();
+    operation->root = root;
     return Begin();
   }
 
   absl::StatusOr<int64_t> Broadcast(uint64_t tag, std::span<std::byte> data, int root) override {
-    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
-    absl::StatusOr<Operation*> operation = Enqueue(Kind::kBroadcast, tag);
-    if (!operation.ok()) return operation.status();
-    (*operation)->in = data.data();
-    (*operation)->out = data.data();
-    (*operation)->count = data.size();
-    (*operation)->root = root;
+    RETURN_IF_ERROR(CheckRoot(root));
+    ASSIGN_OR_RETURN(Operation* const operation, Enqueue(Kind::kBroadcast, tag));
+    operation->in = data.data();
+    operation->out = data.data();
+    operation->count = data.size();
+    operation->root = root;
     return Begin();
   }
 
   [[nodiscard]] absl::StatusOr<bool> Done(int64_t ticket) override {
     if (ticket <= done_) return true;
-    if (absl::Status advanced = Advance(); !advanced.ok()) return advanced;
+    RETURN_IF_ERROR(Advance());
     return ticket <= done_;
   }
 
@@ -237,12 +233,8 @@ class NcclGroup final : public PeerGroup {
     if (!failure_.ok()) return failure_;
     if (free_.empty()) {
       auto made = std::make_unique<Operation>();
-      auto event = device_.CreateEvent();
-      if (!event.ok()) return event.status();
-      made->event = *std::move(event);
-      auto places = device_.AllocateHost(RailStamp::kPlaceBytes * 2 * size_);
-      if (!places.ok()) return places.status();
-      made->places = *std::move(places);
+      ASSIGN_OR_RETURN(made->event, device_.CreateEvent());
+      ASSIGN_OR_RETURN(made->places, device_.AllocateHost(RailStamp::kPlaceBytes * 2 * size_));
       free_.push_back(std::move(made));
     }
     std::unique_ptr<Operation> operation = std::move(free_.back());
@@ -258,17 +250,16 @@ class NcclGroup final : public PeerGroup {
   // Of the operation that was enqueued last.
   absl::StatusOr<int64_t> Begin() {
     const int64_t ticket = last_ticket_;
-    if (absl::Status advanced = Advance(); !advanced.ok()) return advanced;
+    RETURN_IF_ERROR(Advance());
     return ticket;
   }
 
   // NCCL connects members when they first exchange something.
   absl::Status StartWarmUp() {
-    absl::StatusOr<Operation*> operation = Enqueue(Kind::kMessages, kWarmUpTag);
-    if (!operation.ok()) return operation.status();
+    ASSIGN_OR_RETURN(Operation* const operation, Enqueue(Kind::kMessages, kWarmUpTag));
     for (int peer = 0; peer < size_; ++peer) {
       // Without bytes of its own: the stamps are what is exchanged.
-      if (peer != rank_) (*operation)->messages.push_back({true, peer, nullptr, 0});
+      if (peer != rank_) operation->messages.push_back({true, peer, nullptr, 0});
     }
     return Begin().status();
   }
@@ -295,7 +286,7 @@ class NcclGroup final : public PeerGroup {
       if (waiting_.empty()) break;
       issued_ = std::move(waiting_.front());
       waiting_.pop_front();
-      if (absl::Status issued = Issue(*issued_); !issued.ok()) return issued;
+      RETURN_IF_ERROR(Issue(*issued_));
     }
     return Collect();
   }
@@ -445,10 +436,9 @@ absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroupOf(const std::string& li
     return absl::InvalidArgumentError(
         absl::StrCat("rail: member ", setup.rank, " of ", setup.size));
   }
-  const absl::StatusOr<Nccl> nccl = Nccl::Load(library);
-  if (!nccl.ok()) return nccl.status();
-  auto group = std::make_unique<NcclGroup>(*nccl, setup);
-  if (absl::Status made = group->MakeBlob(); !made.ok()) return made;
+  ASSIGN_OR_RETURN(const Nccl nccl, Nccl::Load(library));
+  auto group = std::make_unique<NcclGroup>(nccl, setup);
+  RETURN_IF_ERROR(group->MakeBlob());
   return group;
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
@@ -47,9 +48,7 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
                                                              Rail& rail, kernels::Device& device) {
   std::unique_ptr<Publisher> publisher(new Publisher(job, trainers, rail, device));
   for (auto* place : {&publisher->kernels_, &publisher->engines_}) {
-    auto stream = device.CreateStream();
-    if (!stream.ok()) return stream.status();
-    *place = *std::move(stream);
+    ASSIGN_OR_RETURN(*place, device.CreateStream());
   }
   std::vector<std::unique_ptr<kernels::Event>*> places;
   const auto add = [&](Copies& copies) {
@@ -61,9 +60,7 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
     add(bucket.others);
   }
   for (auto* place : places) {
-    auto event = device.CreateEvent();
-    if (!event.ok()) return event.status();
-    *place = *std::move(event);
+    ASSIGN_OR_RETURN(*place, device.CreateEvent());
   }
   return publisher;
 }
@@ -166,7 +163,7 @@ bool Publisher::Wanted(int32_t rank) const {
 absl::Status Publisher::OnGo(const scheduler::Go& go) {
   for (const scheduler::BucketRun& run : go.buckets) {
     for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
-      if (absl::Status status = StartRail(b); !status.ok()) return status;
+      RETURN_IF_ERROR(StartRail(b));
     }
   }
   return absl::OkStatus();
@@ -193,7 +190,7 @@ absl::StatusOr<bool> Publisher::OpenGate() {
   gate_open_ = true;
   fault::FaultPoint("lane.publish.gate");
   if (current_.poison) {
-    if (absl::Status status = PoisonWeights(); !status.ok()) return status;
+    RETURN_IF_ERROR(PoisonWeights());
   }
   return true;
 }
@@ -218,9 +215,7 @@ absl::Status Publisher::PoisonWeights() {
       if (trainer == nullptr || !trainer->poison_parameters) continue;
       kernels::StridedBox dst = copy.dst;
       dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
-      absl::Status status =
-          device_.ops().Fill(stream, dst, std::numeric_limits<float>::quiet_NaN());
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(device_.ops().Fill(stream, dst, std::numeric_limits<float>::quiet_NaN()));
     }
     return absl::OkStatus();
   };
@@ -257,7 +252,7 @@ absl::StatusOr<bool> Publisher::Progress() {
 absl::StatusOr<bool> Publisher::ProgressBatches() {
   bool any = false;
   for (; gate_open_ && sent_ < updated_; ++sent_) {
-    if (absl::Status status = Enqueue(batches_[sent_].copies); !status.ok()) return status;
+    RETURN_IF_ERROR(Enqueue(batches_[sent_].copies));
     ++in_flight_;
     any = true;
   }
@@ -281,10 +276,9 @@ absl::StatusOr<bool> Publisher::ProgressPack(int32_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.packing) {
     for (const Pack& pack : bucket.packs) {
-      absl::Status status = device_.ops().Copy(*kernels_, pack.dst, pack.src);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(device_.ops().Copy(*kernels_, pack.dst, pack.src));
     }
-    if (absl::Status status = kernels_->Record(*bucket.pack_event); !status.ok()) return status;
+    RETURN_IF_ERROR(kernels_->Record(*bucket.pack_event));
     bucket.packing = true;
     ++in_flight_;
   }
@@ -294,9 +288,8 @@ absl::StatusOr<bool> Publisher::ProgressPack(int32_t b) {
   bucket.packed = true;
   bucket.received = job_.program.weights[b].empty() || !current_.rail;
   if (bucket.received) return true;
-  absl::Status status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b,
-                                          scheduler::AttemptKind::kStep);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(rail_.ReportReady(current_.attempt, RailOperation::kPublish, b,
+                                    scheduler::AttemptKind::kStep));
   return true;
 }
 
@@ -335,7 +328,7 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
 absl::StatusOr<bool> Publisher::ProgressOthers(Bucket& bucket) {
   if (bucket.others.here.empty() && bucket.others.elsewhere.empty()) return true;
   if (!bucket.copying_others) {
-    if (absl::Status status = Enqueue(bucket.others); !status.ok()) return status;
+    RETURN_IF_ERROR(Enqueue(bucket.others));
     bucket.copying_others = true;
     ++in_flight_;
   }
@@ -367,8 +360,7 @@ absl::Status Publisher::Copy(kernels::Stream& stream, const std::vector<CopyOut>
     kernels::StridedBox dst = copy.dst;
     dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
     if (dst.data == nullptr) continue;  // the trainer is gone
-    absl::Status status = device_.ops().Copy(stream, dst, copy.src);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(device_.ops().Copy(stream, dst, copy.src));
     copy_time_.bytes += copy.bytes;
   }
   return absl::OkStatus();

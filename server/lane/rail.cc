@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "scheduler/convert/convert.h"
 
 namespace dmuond::server::lane {
@@ -10,7 +11,7 @@ namespace dmuond::server::lane {
 absl::Status Rail::ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
                                int32_t bucket, scheduler::AttemptKind kind) {
   if (ready_.attempt != attempt || ready_.operation != operation || ready_.kind != kind) {
-    if (absl::Status sent = SendReports(); !sent.ok()) return sent;
+    RETURN_IF_ERROR(SendReports());
     ready_.attempt = attempt;
     ready_.rail = job_.program.rail;
     ready_.operation = operation;
@@ -41,12 +42,11 @@ absl::Status Rail::StartMessages(scheduler::RailOperation operation, int32_t buc
   }
   const uint64_t tag = (static_cast<uint64_t>(operation) << 32) |
                        static_cast<uint64_t>(static_cast<uint32_t>(bucket));
-  absl::StatusOr<int64_t> ticket = group_->Start(tag, messages_);
-  if (!ticket.ok()) return ticket.status();
+  ASSIGN_OR_RETURN(int64_t ticket, group_->Start(tag, messages_));
   for (const PeerGroup::Message& message : messages_) {
     if (message.send) sent_bytes_ += static_cast<int64_t>(message.bytes);
   }
-  started_.push_back({operation, bucket, *ticket, {}});
+  started_.push_back({operation, bucket, ticket, {}});
   if (trace_ != nullptr) started_.back().began = Clock::now();
   return absl::OkStatus();
 }

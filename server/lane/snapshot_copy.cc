@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "server/lane/strided.h"
 
@@ -32,14 +33,11 @@ absl::StatusOr<std::unique_ptr<SnapshotCopy>> SnapshotCopy::Create(const LaneJob
   if (job.snapshot_staging_bytes > 0) {
     const int64_t wanted = std::min(job.snapshot_staging_bytes, job.host_copy.bytes());
     places = static_cast<size_t>(std::max<int64_t>(1, (wanted + kChunkBytes - 1) / kChunkBytes));
-    auto ring = device.AllocateHost(places * kChunkBytes);
-    if (!ring.ok()) return ring.status();
-    copy->ring_ = *std::move(ring);
+    ASSIGN_OR_RETURN(copy->ring_, device.AllocateHost(places * kChunkBytes));
   }
   for (size_t i = 0; i < places; ++i) {
-    auto event = device.CreateEvent();
-    if (!event.ok()) return event.status();
-    copy->events_.push_back(*std::move(event));
+    ASSIGN_OR_RETURN(auto event, device.CreateEvent());
+    copy->events_.push_back(std::move(event));
   }
   copy->slot_.resize(job.host_copy.units.size());
   return copy;
@@ -68,9 +66,8 @@ absl::Status SnapshotCopy::Start(std::vector<uint64_t>& updates) {
 absl::StatusOr<bool> SnapshotCopy::Progress() {
   if (!active_) return false;
   if (!flying_.empty()) {
-    absl::StatusOr<bool> done = events_[flying_.front().place]->Done();
-    if (!done.ok()) return done.status();
-    if (*done) {
+    ASSIGN_OR_RETURN(bool done, events_[flying_.front().place]->Done());
+    if (done) {
       const Chunk chunk = flying_.front();
       flying_.pop_front();
       left_ = chunk.end;
@@ -83,7 +80,7 @@ absl::StatusOr<bool> SnapshotCopy::Progress() {
     }
   }
   if (started_ < job_.host_copy.bytes() && flying_.size() + ringed_.size() < events_.size()) {
-    if (absl::Status status = StartChunk(); !status.ok()) return status;
+    RETURN_IF_ERROR(StartChunk());
     return true;
   }
   if (ringed_.empty()) return false;
@@ -105,10 +102,9 @@ void SnapshotCopy::Deliver(const Chunk& chunk) {
 
 absl::Status SnapshotCopy::Leave() {
   while (active_ && left_ < job_.host_copy.bytes()) {
-    absl::StatusOr<bool> progress = Progress();
-    if (!progress.ok()) return progress.status();
-    if (*progress) continue;
-    if (absl::Status idle = stream_.Synchronize(); !idle.ok()) return idle;
+    ASSIGN_OR_RETURN(bool progress, Progress());
+    if (progress) continue;
+    RETURN_IF_ERROR(stream_.Synchronize());
   }
   return absl::OkStatus();
 }
@@ -145,10 +141,9 @@ absl::Status SnapshotCopy::CopyPart(int64_t begin, int64_t end, std::byte* to) {
     const int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
     float* from = slots_.Tensor(id, slot_[next_unit_], tensor) +
                   (in_tensor / static_cast<int64_t>(sizeof(float)));
-    absl::Status status =
-        device_.ops().Copy(stream_, Flat(to + (at - begin), kernels::DType::kF32, elements),
-                           Flat(from, kernels::DType::kF32, elements));
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(device_.ops().Copy(stream_,
+                                       Flat(to + (at - begin), kernels::DType::kF32, elements),
+                                       Flat(from, kernels::DType::kF32, elements)));
     at += bytes;
   }
   return absl::OkStatus();
@@ -163,22 +158,21 @@ absl::Status LoadHostCopy(const LaneJob& job, Slots& slots, kernels::Device& dev
                                                    " units for ", units.size(), " units"));
   }
   for (size_t i = 0; i < units.size(); ++i) {
-    absl::StatusOr<int32_t> slot = slots.TakeFree(units[i]);
-    if (!slot.ok()) return slot.status();
+    ASSIGN_OR_RETURN(int32_t slot, slots.TakeFree(units[i]));
     const int64_t bytes = TensorBytes(job.unit(units[i]));
     const int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
     absl::Status status;
     for (int32_t t = 0; t < slots.tensors(units[i]) && status.ok(); ++t) {
       std::byte* from = job.host_memory->data() + job.host_copy.unit_offset_bytes[i] + (t * bytes);
       status = device.ops().Copy(
-          stream, Flat(slots.Tensor(units[i], *slot, t), kernels::DType::kF32, elements),
+          stream, Flat(slots.Tensor(units[i], slot, t), kernels::DType::kF32, elements),
           Flat(from, kernels::DType::kF32, elements));
     }
     // A slot counts when it is complete.
     if (status.ok()) status = stream.Synchronize();
     if (!status.ok()) return status;
     slots.SetNonFinite(units[i], scheduler::StepId());
-    slots.Flip(units[i], *slot, step, updates[i]);
+    slots.Flip(units[i], slot, step, updates[i]);
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cpu_memory.h"
 
 namespace dmuond::server::lane {
@@ -66,11 +67,10 @@ absl::Status TrainerMemory::Attach(const v1::LaneCommand::AttachTrainer& attach,
     trainer->arenas.push_back({arena.id(), *std::move(mapping)});
   }
   // The page is host memory on every device.
-  auto timeline = kernels::cpu::MapShared(fd->get(), static_cast<size_t>(attach.timeline_bytes()));
-  if (!timeline.ok()) return timeline.status();
-  trainer->timeline = *std::move(timeline);
+  ASSIGN_OR_RETURN(trainer->timeline, kernels::cpu::MapShared(
+                                          fd->get(), static_cast<size_t>(attach.timeline_bytes())));
   trainer->page = wire::TimelinePage(trainer->timeline->data());
-  if (absl::Status status = CheckSlices(rank, *trainer); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSlices(rank, *trainer));
   by_rank_[rank] = std::move(trainer);
   const auto place = std::lower_bound(attached_.begin(), attached_.end(), rank);
   if (place == attached_.end() || *place != rank) attached_.insert(place, rank);
@@ -82,8 +82,7 @@ absl::Status TrainerMemory::CheckSlices(int32_t rank, const Trainer& trainer) co
                          scheduler::ElementType type) -> absl::Status {
     const std::string& name = job_.program.FindParameter(fragment.parameter)->name;
     int64_t end = 0;
-    absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(scheduler::SliceEnd(slice, fragment.box, type, end));
     for (const Trainer::ArenaMap& arena : trainer.arenas) {
       if (arena.id != slice.arena) continue;
       if (slice.offset_bytes >= 0 && end <= static_cast<int64_t>(arena.mapping->size())) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "server/lane/strided.h"
 
@@ -65,32 +66,28 @@ int64_t BytesOf(const scheduler::Unit& unit, int32_t tensor) {
 
 absl::Status ReadUnit(const LaneJob& job, const Slots& slots, kernels::Device& device,
                       kernels::Stream& stream, int32_t unit_id, v1::StateKind kind, int fd) {
-  absl::StatusOr<UnitId> id = OwnedUnit(job, unit_id);
-  if (!id.ok()) return id.status();
-  const scheduler::Unit& unit = job.unit(*id);
-  absl::StatusOr<int32_t> tensor = TensorOf(unit, kind);
-  if (!tensor.ok()) return tensor.status();
-  const StateView state = slots.Current(*id);
+  ASSIGN_OR_RETURN(UnitId id, OwnedUnit(job, unit_id));
+  const scheduler::Unit& unit = job.unit(id);
+  ASSIGN_OR_RETURN(int32_t tensor, TensorOf(unit, kind));
+  const StateView state = slots.Current(id);
   if (!state.exists()) return absl::NotFoundError(absl::StrCat("unit ", unit_id, " has no state"));
-  auto memory = MapHost(fd, BytesOf(unit, *tensor));
-  if (!memory.ok()) return memory.status();
-  if (*tensor == kStepValue) {
+  ASSIGN_OR_RETURN(auto memory, MapHost(fd, BytesOf(unit, tensor)));
+  if (tensor == kStepValue) {
     const auto updates = static_cast<double>(state.updates);
-    std::memcpy((*memory)->data(), &updates, sizeof(updates));
+    std::memcpy(memory->data(), &updates, sizeof(updates));
     return absl::OkStatus();
   }
   const int64_t elements = unit.rows * unit.cols;
-  absl::Status status = device.ops().Copy(
-      stream, Flat((*memory)->data(), kernels::DType::kF32, elements),
-      Flat(slots.Tensor(*id, state.slot, *tensor), kernels::DType::kF32, elements));
+  absl::Status status =
+      device.ops().Copy(stream, Flat(memory->data(), kernels::DType::kF32, elements),
+                        Flat(slots.Tensor(id, state.slot, tensor), kernels::DType::kF32, elements));
   return status.ok() ? stream.Synchronize() : status;
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapForUpdate(const LaneJob& job, int32_t unit_id,
                                                                int fd) {
-  absl::StatusOr<UnitId> id = OwnedUnit(job, unit_id);
-  if (!id.ok()) return id.status();
-  const scheduler::Unit& unit = job.unit(*id);
+  ASSIGN_OR_RETURN(UnitId id, OwnedUnit(job, unit_id));
+  const scheduler::Unit& unit = job.unit(id);
   if (unit.kind != scheduler::UnitKind::kMatrix) {
     return absl::InvalidArgumentError(absl::StrCat("unit ", unit_id, " is not a matrix"));
   }
@@ -99,34 +96,30 @@ absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapForUpdate(const LaneJob& jo
 
 absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device,
                        kernels::Stream& stream, int32_t unit_id, v1::StateKind kind, int fd) {
-  absl::StatusOr<UnitId> id = OwnedUnit(job, unit_id);
-  if (!id.ok()) return id.status();
-  const scheduler::Unit& unit = job.unit(*id);
-  absl::StatusOr<int32_t> tensor = TensorOf(unit, kind);
-  if (!tensor.ok()) return tensor.status();
-  auto memory = MapHost(fd, BytesOf(unit, *tensor));
-  if (!memory.ok()) return memory.status();
-  const StateView state = slots.Current(*id);
+  ASSIGN_OR_RETURN(UnitId id, OwnedUnit(job, unit_id));
+  const scheduler::Unit& unit = job.unit(id);
+  ASSIGN_OR_RETURN(int32_t tensor, TensorOf(unit, kind));
+  ASSIGN_OR_RETURN(auto memory, MapHost(fd, BytesOf(unit, tensor)));
+  const StateView state = slots.Current(id);
   uint64_t updates = state.updates;
-  if (*tensor == kStepValue) {
+  if (tensor == kStepValue) {
     double value = 0;
-    std::memcpy(&value, (*memory)->data(), sizeof(value));
+    std::memcpy(&value, memory->data(), sizeof(value));
     if (!(value >= 0) || value > 0x1p53 || value != std::floor(value)) {
       return absl::InvalidArgumentError(absl::StrCat("unit ", unit_id, ": ", value, " updates"));
     }
     updates = static_cast<uint64_t>(value);
   }
-  absl::StatusOr<int32_t> slot = slots.TakeFree(*id);
-  if (!slot.ok()) return slot.status();
+  ASSIGN_OR_RETURN(int32_t slot, slots.TakeFree(id));
   const int64_t elements = unit.rows * unit.cols;
   const auto flat = [&](void* data) { return Flat(data, kernels::DType::kF32, elements); };
   absl::Status status;
-  for (int32_t t = 0; t < slots.tensors(*id) && status.ok(); ++t) {
-    const kernels::StridedBox to = flat(slots.Tensor(*id, *slot, t));
-    if (t == *tensor) {
-      status = device.ops().Copy(stream, to, flat((*memory)->data()));
+  for (int32_t t = 0; t < slots.tensors(id) && status.ok(); ++t) {
+    const kernels::StridedBox to = flat(slots.Tensor(id, slot, t));
+    if (t == tensor) {
+      status = device.ops().Copy(stream, to, flat(memory->data()));
     } else if (state.exists()) {
-      status = device.ops().Copy(stream, to, flat(slots.Tensor(*id, state.slot, t)));
+      status = device.ops().Copy(stream, to, flat(slots.Tensor(id, state.slot, t)));
     } else {
       status = device.ops().Fill(stream, to, 0.0F);
     }
@@ -134,8 +127,8 @@ absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device
   if (status.ok()) status = stream.Synchronize();
   if (!status.ok()) return status;
   // A trainer's own weights are the trainer's business.
-  if (kind == v1::STATE_KIND_MASTER) slots.SetNonFinite(*id, scheduler::StepId());
-  slots.Flip(*id, *slot, state.step, updates);
+  if (kind == v1::STATE_KIND_MASTER) slots.SetNonFinite(id, scheduler::StepId());
+  slots.Flip(id, slot, state.step, updates);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
@@ -33,33 +34,24 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
     workspace_bytes = std::max(workspace_bytes, bytes);
   }
   if (workspace_bytes > 0) {
-    auto workspace = device.AllocateScratch(workspace_bytes);
-    if (!workspace.ok()) return workspace.status();
-    updater->workspace_ = *std::move(workspace);
+    ASSIGN_OR_RETURN(updater->workspace_, device.AllocateScratch(workspace_bytes));
   }
   updater->places_.reserve(units);
   updater->updates_.reserve(matrices);
   if (units > 0) {
-    auto scalars = device.AllocateHost(units * sizeof(kernels::UpdateScalars));
-    if (!scalars.ok()) return scalars.status();
-    updater->scalars_memory_ = *std::move(scalars);
+    ASSIGN_OR_RETURN(updater->scalars_memory_,
+                     device.AllocateHost(units * sizeof(kernels::UpdateScalars)));
     updater->scalars_ = reinterpret_cast<kernels::UpdateScalars*>(updater->scalars_memory_->data());
-    auto told = device.AllocateHost(units * sizeof(Told));
-    if (!told.ok()) return told.status();
-    updater->told_memory_ = *std::move(told);
+    ASSIGN_OR_RETURN(updater->told_memory_, device.AllocateHost(units * sizeof(Told)));
     updater->told_ = reinterpret_cast<Told*>(updater->told_memory_->data());
   }
-  auto event = device.CreateEvent();
-  if (!event.ok()) return event.status();
-  updater->event_ = *std::move(event);
+  ASSIGN_OR_RETURN(updater->event_, device.CreateEvent());
   updater->matrices_args_.reserve(units);
   updater->pieces_args_.reserve(units);
   for (const Batch& batch : job.program.batches) {
     if (batch.kind != UnitKind::kMatrix) continue;
     updater->matrices_args_.resize(batch.units.size());
-    absl::Status prepared =
-        device.ops().PrepareMuon(stream, updater->ToMuon(batch), updater->Workspace());
-    if (!prepared.ok()) return prepared;
+    RETURN_IF_ERROR(device.ops().PrepareMuon(stream, updater->ToMuon(batch), updater->Workspace()));
   }
   updater->matrices_args_.clear();
   updater->next_batch_ = job.program.batches.size();
@@ -110,17 +102,16 @@ absl::Status Updater::BeginBatch() {
 absl::StatusOr<const Batch*> Updater::RunBatch() {
   const Batch& batch = job_.program.batches[next_batch_];
   if (!running_) {
-    if (absl::Status status = BeginBatch(); !status.ok()) return status;
+    RETURN_IF_ERROR(BeginBatch());
   }
-  absl::StatusOr<bool> complete = event_->Done();
-  if (!complete.ok()) return complete.status();
-  if (!*complete) return nullptr;
+  ASSIGN_OR_RETURN(bool complete, event_->Done());
+  if (!complete) return nullptr;
   running_ = false;
   fault::FaultPoint("lane.update.before_flip");
   for (const Place& place : places_) {
     if (to_copy_.memory == nullptr || place.unit != to_copy_.unit || place.told == nullptr)
       continue;
-    if (absl::Status status = CopyMasters(place); !status.ok()) return status;
+    RETURN_IF_ERROR(CopyMasters(place));
   }
   for (const Place& place : places_) {
     bool finite = true;
@@ -147,12 +138,11 @@ absl::Status Updater::CopyMasters(const Place& place) {
   auto* const to = reinterpret_cast<float*>(to_copy_.memory->data());
   const int32_t before = slots_.Current(place.unit).slot;
   for (const auto& [slot, at] : {std::pair{before, to}, std::pair{place.slot, to + elements}}) {
-    absl::Status status =
+    RETURN_IF_ERROR(
         device_.ops().Copy(stream_, Flat(at, kernels::DType::kF32, elements),
-                           Flat(slots_.Master(place.unit, slot), kernels::DType::kF32, elements));
-    if (!status.ok()) return status;
+                           Flat(slots_.Master(place.unit, slot), kernels::DType::kF32, elements)));
   }
-  if (absl::Status status = stream_.Synchronize(); !status.ok()) return status;
+  RETURN_IF_ERROR(stream_.Synchronize());
   to_copy_ = {};
   const kernels::UpdateScalars& scalars = scalars_[place.told - told_];
   const kernels::MuonConfig& config = job_.configs[job_.parameter(place.unit).group];
@@ -205,27 +195,26 @@ absl::Status Updater::Push(const Batch& batch) {
         return absl::FailedPreconditionError(absl::StrCat(
             "parameter \"", job_.parameter(id).name, "\" has no weights yet and is not pushed"));
       }
-      if (absl::Status status = Refresh(id, state.slot); !status.ok()) return status;
+      RETURN_IF_ERROR(Refresh(id, state.slot));
       continue;
     }
-    absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
-    if (!slot.ok()) return slot.status();
+    ASSIGN_OR_RETURN(int32_t slot, slots_.TakeFree(id));
     const auto flat = [&](float* data) { return Flat(data, kernels::DType::kF32, elements); };
     absl::Status status;
     const int32_t master = slots_.tensors(id) - 1;
     for (int32_t t = 0; t < master && status.ok(); ++t) {
-      const kernels::StridedBox to = flat(slots_.Tensor(id, *slot, t));
+      const kernels::StridedBox to = flat(slots_.Tensor(id, slot, t));
       status = state.exists()
                    ? device_.ops().Copy(stream_, to, flat(slots_.Tensor(id, state.slot, t)))
                    : device_.ops().Fill(stream_, to, 0.0F);
     }
     if (status.ok()) {
       status =
-          device_.ops().Copy(stream_, flat(slots_.Tensor(id, *slot, master)), flat(Gradient(id)));
+          device_.ops().Copy(stream_, flat(slots_.Tensor(id, slot, master)), flat(Gradient(id)));
     }
-    if (status.ok()) status = Refresh(id, *slot);
+    if (status.ok()) status = Refresh(id, slot);
     if (!status.ok()) return status;
-    places_.push_back({id, *slot, state.updates, state.step});
+    places_.push_back({id, slot, state.updates, state.step});
   }
   return absl::OkStatus();
 }
@@ -275,7 +264,7 @@ absl::Status Updater::Step(const Batch& batch) {
                        "\" has no weights yet; they come with PushParameters"));
     }
     if (state.step >= decision_->step) {  // by a lane that ended before this one
-      if (absl::Status status = Refresh(id, state.slot); !status.ok()) return status;
+      RETURN_IF_ERROR(Refresh(id, state.slot));
       continue;
     }
     if (static_cast<size_t>(job_.parameter(id).group) >= decision_->scalars.groups.size()) {
@@ -284,22 +273,21 @@ absl::Status Updater::Step(const Batch& batch) {
                        decision_->scalars.groups.size(), " groups, parameter \"",
                        job_.parameter(id).name, "\" is in group ", job_.parameter(id).group));
     }
-    absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
-    if (!slot.ok()) return slot.status();
+    ASSIGN_OR_RETURN(int32_t slot, slots_.TakeFree(id));
     Told& told = told_[scalars_used_];
     told = {};
     kernels::UpdateScalars& scalars = scalars_[scalars_used_++];
     scalars = ScalarsOf(id, state.updates + 1);
     const bool active = scalars.active != 0;
-    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step, &told});
+    places_.push_back({id, slot, state.updates + (active ? 1 : 0), decision_->step, &told});
     const scheduler::Unit& unit = job_.unit(id);
     if (batch.kind == UnitKind::kMatrix) {
       matrices_ += active ? 1 : 0;
       matrices_args_.push_back({.gradient = Gradient(id),
                                 .momentum_in = slots_.Tensor(id, state.slot, 0),
-                                .momentum_out = slots_.Tensor(id, *slot, 0),
+                                .momentum_out = slots_.Tensor(id, slot, 0),
                                 .master_in = slots_.Tensor(id, state.slot, 1),
-                                .master_out = slots_.Tensor(id, *slot, 1),
+                                .master_out = slots_.Tensor(id, slot, 1),
                                 .weight_out = Weight(id),
                                 .scalars = &scalars,
                                 .non_finite = &told.non_finite,
@@ -309,11 +297,11 @@ absl::Status Updater::Step(const Batch& batch) {
                               .weight_dtype = ToDType(job_.parameter(id).weight_type),
                               .gradient = Gradient(id),
                               .m_in = slots_.Tensor(id, state.slot, 0),
-                              .m_out = slots_.Tensor(id, *slot, 0),
+                              .m_out = slots_.Tensor(id, slot, 0),
                               .v_in = slots_.Tensor(id, state.slot, 1),
-                              .v_out = slots_.Tensor(id, *slot, 1),
+                              .v_out = slots_.Tensor(id, slot, 1),
                               .master_in = slots_.Tensor(id, state.slot, 2),
-                              .master_out = slots_.Tensor(id, *slot, 2),
+                              .master_out = slots_.Tensor(id, slot, 2),
                               .weight_out = Weight(id),
                               .scalars = &scalars,
                               .non_finite = &told.non_finite});

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/digest.h"
 #include "scheduler/matrix_view.h"
@@ -60,9 +61,8 @@ absl::StatusOr<JobLayout> LayoutOf(const std::vector<Parameter>& parameters, con
   JobLayout layout;
   layout.parameters = parameters;
   for (const v1::GroupConfig& group : groups) {
-    absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
-    if (!config.ok()) return config.status();
-    layout.momentum.push_back(config->momentum);
+    ASSIGN_OR_RETURN(kernels::MuonConfig config, FromProto(group));
+    layout.momentum.push_back(config.momentum);
   }
   for (const Parameter& parameter : parameters) {
     if (parameter.route == Route::kTrainer) continue;
@@ -79,21 +79,19 @@ absl::StatusOr<JobLayout> LayoutOf(const v1::SnapshotManifest& manifest) {
   // Checked as if one trainer registered the parameters and held nothing.
   v1::Registration registration;
   *registration.mutable_parameters() = manifest.parameters();
-  absl::StatusOr<scheduler::Registration> converted = FromProto(registration);
-  if (!converted.ok()) return converted.status();
-  if (absl::Status status = scheduler::Validate(*converted); !status.ok()) return status;
-  return LayoutOf(converted->parameters, manifest.groups());
+  ASSIGN_OR_RETURN(scheduler::Registration converted, FromProto(registration));
+  RETURN_IF_ERROR(scheduler::Validate(converted));
+  return LayoutOf(converted.parameters, manifest.groups());
 }
 
 absl::Status SetLayout(const std::vector<Parameter>& parameters, const Groups& groups,
                        v1::SnapshotManifest& manifest) {
-  absl::StatusOr<JobLayout> layout = LayoutOf(parameters, groups);
-  if (!layout.ok()) return layout.status();
+  ASSIGN_OR_RETURN(JobLayout layout, LayoutOf(parameters, groups));
   scheduler::Registration registration;
   registration.parameters = parameters;
   manifest.mutable_parameters()->Swap(ToProto(registration).mutable_parameters());
   *manifest.mutable_groups() = groups;
-  manifest.set_layout_hash(LayoutHash(*layout));
+  manifest.set_layout_hash(LayoutHash(layout));
   return absl::OkStatus();
 }
 

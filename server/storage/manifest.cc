@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "server/storage/checksum.h"
 #include "server/storage/layout_check.h"
@@ -66,7 +67,7 @@ absl::Status CheckFiles(const v1::SnapshotManifest& manifest) {
   const int64_t lanes_expected =
       int64_t{manifest.plan().nodes()} * manifest.plan().lanes_per_node();
   for (const v1::SnapshotFile& file : manifest.files()) {
-    if (absl::Status status = CheckFile(file); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckFile(file));
     if (!names.insert(file.name()).second) return Refuse("file ", file.name(), " is there twice");
     if (file.kind() != v1::SnapshotFile::KIND_STATE) continue;
     ++lanes;
@@ -133,7 +134,7 @@ absl::Status CheckManifest(const v1::SnapshotManifest& manifest) {
       int64_t{plan.nodes()} * plan.lanes_per_node() > scheduler::kLanesMax) {
     return Refuse("plan of ", plan.nodes(), " nodes of ", plan.lanes_per_node(), " lanes");
   }
-  if (absl::Status status = CheckFiles(manifest); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFiles(manifest));
   absl::StatusOr<JobLayout> layout = LayoutOf(manifest);
   if (!layout.ok()) return Refuse(std::string(layout.status().message()));
   if (const std::string hash = LayoutHash(*layout); hash != manifest.layout_hash()) {
@@ -153,7 +154,7 @@ absl::Status SealManifest(std::string& text) {
 absl::StatusOr<std::string> EncodeManifest(v1::SnapshotManifest manifest) {
   manifest.set_format(kManifestFormat);
   manifest.set_checksum(std::string(kChecksumDigits, '0'));
-  if (absl::Status status = CheckManifest(manifest); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckManifest(manifest));
   std::string text;
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
@@ -166,7 +167,7 @@ absl::StatusOr<std::string> EncodeManifest(v1::SnapshotManifest manifest) {
     return absl::ResourceExhaustedError(absl::StrCat("manifest: ", text.size(), " bytes; at most ",
                                                      kManifestBytesMax, " are possible"));
   }
-  if (absl::Status status = SealManifest(text); !status.ok()) return status;
+  RETURN_IF_ERROR(SealManifest(text));
   return text;
 }
 

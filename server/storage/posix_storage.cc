@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 
@@ -180,18 +181,16 @@ class PosixStorage : public Storage {
     if (const int error = fault::FaultPoint("storage.fsync_directory")) {
       return Failed("fsync directory", Describe(path), error);
     }
-    absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
-    if (!fd.ok()) return fd.status();
-    if (::fsync(fd->get()) != 0) return Failed("fsync directory", Describe(path), errno);
+    ASSIGN_OR_RETURN(UniqueFd fd, OpenDirectory(path));
+    if (::fsync(fd.get()) != 0) return Failed("fsync directory", Describe(path), errno);
     return CheckPlace();
   }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
-    absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
-    if (!fd.ok()) return fd.status();
-    DIR* stream = ::fdopendir(fd->get());
+    ASSIGN_OR_RETURN(UniqueFd fd, OpenDirectory(path));
+    DIR* stream = ::fdopendir(fd.get());
     if (stream == nullptr) return Failed("list", Describe(path), errno);
-    (void)fd->Release();
+    (void)fd.Release();
     std::vector<std::string> names;
     errno = 0;
     while (const dirent* entry = ::readdir(stream)) {

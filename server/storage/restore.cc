@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "scheduler/unit.h"
 
 namespace dmuond::server::storage {
@@ -82,19 +83,17 @@ absl::Status Restore(SnapshotReader& reader, const std::vector<scheduler::SavedU
     for (StateTensor kind : TensorsOf(saved[source].kind)) {
       std::vector<Scatter> scatters;
       for (const RestorePart& part : parts.first(count)) {
-        absl::StatusOr<std::span<float>> to = target(part.unit, kind);
-        if (!to.ok()) return to.status();
-        scatters.emplace_back(saved[source].box, plan.units[part.unit.value()].box, part.part, *to);
+        ASSIGN_OR_RETURN(std::span<float> to, target(part.unit, kind));
+        scatters.emplace_back(saved[source].box, plan.units[part.unit.value()].box, part.part, to);
       }
-      absl::Status status =
+      RETURN_IF_ERROR(
           reader.Read(source, kind, [&](int64_t offset, std::span<const std::byte> data) {
             const std::span<const float> values(reinterpret_cast<const float*>(data.data()),
                                                 data.size() / sizeof(float));
             for (Scatter& scatter : scatters) {
               scatter.Take(offset / static_cast<int64_t>(sizeof(float)), values);
             }
-          });
-      if (!status.ok()) return status;
+          }));
     }
     parts = parts.subspan(count);
   }

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/storage/quote.h"
 
@@ -298,7 +299,7 @@ absl::StatusOr<SafetensorsHeader> ParseHeader(std::span<const std::byte> json, i
   SafetensorsHeader header;
   Reader reader(header);
   if (!Json::sax_parse(text.begin(), text.end(), &reader)) return Bad(reader.error());
-  if (absl::Status status = CheckPlaces(header.tensors, data_bytes); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckPlaces(header.tensors, data_bytes));
   return header;
 }
 

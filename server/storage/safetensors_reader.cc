@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/storage/checksum.h"
 #include "server/storage/quote.h"
 
@@ -24,9 +25,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   const auto lost = [&](const std::string& what) {
     return absl::DataLossError(absl::StrCat(reader->name_, ": ", what));
   };
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (!file.ok()) return file.status();
-  reader->file_ = *std::move(file);
+  ASSIGN_OR_RETURN(reader->file_, storage.Open(path));
   const int64_t size = reader->file_->size();
   if (size != expected.bytes) {
     return lost(absl::StrCat("has ", size, " bytes, the manifest says ", expected.bytes));
@@ -36,7 +35,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
     return lost(absl::StrCat("cannot have a header of ", expected.header_bytes, " bytes"));
   }
   std::vector<std::byte> bytes(expected.header_bytes);
-  if (absl::Status status = reader->file_->ReadAt(0, bytes); !status.ok()) return status;
+  RETURN_IF_ERROR(reader->file_->ReadAt(0, bytes));
   if (std::string checksum = ChecksumOf(bytes); checksum != expected.header_checksum) {
     return lost(absl::StrCat("header has the checksum ", checksum, ", the manifest says ",
                              expected.header_checksum));
@@ -68,7 +67,7 @@ absl::Status SafetensorsReader::ReadTensor(
   for (size_t at = 0; at < bytes;) {
     const std::span<std::byte> part = std::span(buffer_).first(std::min(kReadBytes, bytes - at));
     const int64_t offset = expected_.header_bytes + info.begin + static_cast<int64_t>(at);
-    if (absl::Status status = file_->ReadAt(offset, part); !status.ok()) return status;
+    RETURN_IF_ERROR(file_->ReadAt(offset, part));
     checksum.Add(part);
     take(static_cast<int64_t>(at), part);
     at += part.size();
@@ -85,11 +84,9 @@ absl::StatusOr<std::vector<std::byte>> SafetensorsReader::ReadTensor(size_t tens
   const TensorInfo& info = header_.tensors[tensor];
   std::vector<std::byte> all;
   all.reserve(info.end - info.begin);
-  absl::Status status =
-      ReadTensor(tensor, [&](int64_t /*offset*/, std::span<const std::byte> data) {
-        all.insert(all.end(), data.begin(), data.end());
-      });
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(ReadTensor(tensor, [&](int64_t /*offset*/, std::span<const std::byte> data) {
+    all.insert(all.end(), data.begin(), data.end());
+  }));
   return all;
 }
 

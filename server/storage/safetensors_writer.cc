@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/storage/quote.h"
 
 namespace dmuond::server::storage {
@@ -17,10 +18,9 @@ constexpr size_t kWriteBytes = size_t{1} << 18;
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     Storage& storage, std::string path, std::map<std::string, std::string> metadata,
     std::vector<TensorInfo> tensors) {
-  if (absl::Status status = PlaceTensors(tensors); !status.ok()) return status;
+  RETURN_IF_ERROR(PlaceTensors(tensors));
   SafetensorsHeader header{.metadata = std::move(metadata), .tensors = std::move(tensors)};
-  absl::StatusOr<std::string> text = EncodeHeader(header);
-  if (!text.ok()) return text.status();
+  ASSIGN_OR_RETURN(std::string text, EncodeHeader(header));
 
   std::unique_ptr<SafetensorsWriter> writer(
       new SafetensorsWriter(storage, std::move(path), std::move(header.tensors)));
@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     return file.status();
   }
   writer->file_ = *std::move(file);
-  const std::span<const std::byte> bytes = std::as_bytes(std::span<const char>(*text));
-  if (absl::Status status = writer->file_->Append(bytes); !status.ok()) return status;
+  const std::span<const std::byte> bytes = std::as_bytes(std::span<const char>(text));
+  RETURN_IF_ERROR(writer->file_->Append(bytes));
   writer->summary_.header_bytes = static_cast<int64_t>(bytes.size());
   writer->summary_.header_checksum = ChecksumOf(bytes);
   writer->CompleteTensors();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "server/storage/quote.h"
 
 namespace dmuond::server::storage {
@@ -23,21 +24,18 @@ std::string AnswerName(const std::string& name, scheduler::NodeRank node) {
 }
 
 absl::Status WriteSmall(Storage& storage, const std::string& path, const std::string& text) {
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = storage.Create(path);
-  if (!file.ok()) return file.status();
-  absl::Status status = (*file)->Append(std::as_bytes(std::span<const char>(text)));
+  ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, storage.Create(path));
+  absl::Status status = file->Append(std::as_bytes(std::span<const char>(text)));
   // Synced for the others' eyes: a network file system may keep bytes back until then.
-  if (status.ok()) status = (*file)->Sync();
-  if (status.ok()) status = (*file)->Close();
+  if (status.ok()) status = file->Sync();
+  if (status.ok()) status = file->Close();
   return status;
 }
 
 absl::StatusOr<std::string> ReadSmall(Storage& storage, const std::string& path) {
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
-  if (!file.ok()) return file.status();
-  std::string text(std::min<int64_t>((*file)->size(), kDigits + 1), '\0');
-  absl::Status status = (*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(text)));
-  if (!status.ok()) return status;
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, storage.Open(path));
+  std::string text(std::min<int64_t>(file->size(), kDigits + 1), '\0');
+  RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span<char>(text))));
   return text;
 }
 
@@ -96,9 +94,8 @@ void EndProof(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank
 }
 
 absl::Status RemoveOldProofs(Storage& storage) {
-  absl::StatusOr<std::vector<std::string>> names = storage.List("");
-  if (!names.ok()) return names.status();
-  for (const std::string& name : *names) {
+  ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(""));
+  for (const std::string& name : names) {
     if (!absl::StartsWith(name, kPrefix)) continue;
     absl::Status status = storage.Remove(name);
     if (!status.ok() && !absl::IsNotFound(status)) return status;

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/storage/manifest.h"
 #include "server/storage/quote.h"
 #include "server/storage/trainers_file.h"
@@ -35,12 +36,10 @@ absl::StatusOr<std::unique_ptr<SnapshotReader>> SnapshotReader::Open(
       absl::StrCat(reader->manifest_.job(), "/", DirectoryName(IdOf(reader->manifest_)), "/");
   for (const v1::SnapshotFile& file : reader->manifest_.files()) {
     if (file.kind() != v1::SnapshotFile::KIND_STATE) continue;
-    absl::StatusOr<std::unique_ptr<SafetensorsReader>> opened =
-        SafetensorsReader::Open(storage, directory + file.name(), SummaryOf(file));
-    if (!opened.ok()) return opened.status();
-    reader->files_.push_back(*std::move(opened));
-    absl::Status status = reader->AddFile(parameters, reader->files_.size() - 1);
-    if (!status.ok()) return status;
+    ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsReader> opened,
+                     SafetensorsReader::Open(storage, directory + file.name(), SummaryOf(file)));
+    reader->files_.push_back(std::move(opened));
+    RETURN_IF_ERROR(reader->AddFile(parameters, reader->files_.size() - 1));
   }
   return reader;
 }
@@ -85,9 +84,8 @@ absl::Status SnapshotReader::AddFile(const std::map<std::string, const v1::Param
     }
     if (!saved.tensors.emplace(name->kind, i).second) return lost("is there twice");
     if (!count) continue;
-    absl::StatusOr<std::vector<std::byte>> bytes = reader.ReadTensor(i);
-    if (!bytes.ok()) return bytes.status();
-    std::memcpy(&saved.updates, bytes->data(), sizeof(saved.updates));
+    ASSIGN_OR_RETURN(std::vector<std::byte> bytes, reader.ReadTensor(i));
+    std::memcpy(&saved.updates, bytes.data(), sizeof(saved.updates));
   }
   for (size_t i = first; i < saved_.size(); ++i) {
     if (saved_[i].tensors.size() == TensorsOf(saved_[i].kind).size() + 1) continue;
@@ -131,9 +129,8 @@ absl::Status SnapshotReader::Read(
 absl::Status SnapshotReader::VerifyAll(absl::FunctionRef<bool(int64_t bytes)> go_on) {
   for (const std::unique_ptr<SafetensorsReader>& file : files_) {
     for (size_t i = 0; i < file->header().tensors.size(); ++i) {
-      absl::Status status =
-          file->ReadTensor(i, [](int64_t /*offset*/, std::span<const std::byte> /*data*/) {});
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(
+          file->ReadTensor(i, [](int64_t /*offset*/, std::span<const std::byte> /*data*/) {}));
       if (!go_on(file->header().tensors[i].end - file->header().tensors[i].begin)) {
         return absl::CancelledError(absl::StrCat(file->name(), " was not read to its end"));
       }

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "server/storage/manifest.h"
 
 namespace dmuond::server::storage {
@@ -40,7 +41,7 @@ const char* Name(SnapshotState state) {
 }
 
 absl::StatusOr<SnapshotStore> SnapshotStore::Create(Storage& storage, std::string job) {
-  if (absl::Status status = CheckJobName(job); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckJobName(job));
   return SnapshotStore(storage, std::move(job));
 }
 
@@ -63,37 +64,33 @@ absl::Status SnapshotStore::Commit(const v1::SnapshotManifest& manifest) {
         absl::StrCat("manifest: of job ", manifest.job(), ", committed to job ", job_));
   }
   const std::string directory = PathOf(IdOf(manifest));
-  absl::StatusOr<std::string> text = EncodeManifest(manifest);
-  if (!text.ok()) return text.status();
-  if (absl::Status status = CheckFiles(manifest); !status.ok()) return status;
+  ASSIGN_OR_RETURN(std::string text, EncodeManifest(manifest));
+  RETURN_IF_ERROR(CheckFiles(manifest));
 
   const std::string path = absl::StrCat(directory, "/", kManifestName);
   const std::string temporary = absl::StrCat(path, kTemporarySuffix);
   absl::Status status = UnlessGone(storage_->Remove(temporary));
   if (!status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = storage_->Create(temporary);
-  if (!file.ok()) return file.status();
-  status = (*file)->Append(std::as_bytes(std::span<const char>(*text)));
-  if (status.ok()) status = (*file)->Sync();
-  if (status.ok()) status = (*file)->Close();
+  ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, storage_->Create(temporary));
+  status = file->Append(std::as_bytes(std::span<const char>(text)));
+  if (status.ok()) status = file->Sync();
+  if (status.ok()) status = file->Close();
   if (status.ok()) status = storage_->Rename(temporary, path);
   if (status.ok()) status = storage_->SyncDirectory(directory);
   return status;
 }
 
 absl::StatusOr<std::vector<SnapshotEntry>> SnapshotStore::List() {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
   std::vector<SnapshotEntry> entries;
-  for (const SnapshotId& id : *ids) entries.push_back(Look(id));
+  for (const SnapshotId& id : ids) entries.push_back(Look(id));
   return entries;
 }
 
 absl::StatusOr<std::optional<SnapshotEntry>> SnapshotStore::Newest(
     std::vector<SnapshotEntry>* broken) {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
-  for (const SnapshotId& id : *ids) {
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
+  for (const SnapshotId& id : ids) {
     SnapshotEntry entry = Look(id);
     if (entry.state == SnapshotState::kDurable) return entry;
     if (entry.state == SnapshotState::kBroken && broken != nullptr) {
@@ -104,10 +101,9 @@ absl::StatusOr<std::optional<SnapshotEntry>> SnapshotStore::Newest(
 }
 
 absl::StatusOr<SnapshotEntry> SnapshotStore::Find(scheduler::StepId step) {
-  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
-  if (!entries.ok()) return entries.status();
+  ASSIGN_OR_RETURN(std::vector<SnapshotEntry> entries, List());
   std::vector<int64_t> steps;
-  for (SnapshotEntry& entry : *entries) {
+  for (SnapshotEntry& entry : entries) {
     if (entry.id.step == step && entry.state == SnapshotState::kBroken) return entry.problem;
     if (entry.state != SnapshotState::kDurable) continue;
     if (entry.id.step == step) return std::move(entry);
@@ -128,11 +124,10 @@ absl::StatusOr<SnapshotEntry> SnapshotStore::Find(const SnapshotId& id) {
 }
 
 absl::StatusOr<SnapshotOwners> SnapshotStore::Owners() {
-  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
-  if (!entries.ok()) return entries.status();
+  ASSIGN_OR_RETURN(std::vector<SnapshotEntry> entries, List());
   SnapshotOwners owners;
   std::vector<uint32_t>& uids = owners.uids;
-  for (const SnapshotEntry& entry : *entries) {
+  for (const SnapshotEntry& entry : entries) {
     if (entry.unread()) owners.unread.Update(entry.problem);
     if (!entry.manifest.has_owner_uid()) continue;
     const uint32_t uid = entry.manifest.owner_uid();
@@ -142,16 +137,14 @@ absl::StatusOr<SnapshotOwners> SnapshotStore::Owners() {
 }
 
 absl::StatusOr<std::optional<SnapshotId>> SnapshotStore::Largest() {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
-  return ids->empty() ? std::nullopt : std::optional(ids->front());
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
+  return ids.empty() ? std::nullopt : std::optional(ids.front());
 }
 
 absl::Status SnapshotStore::Retain(int32_t keep) {
-  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
-  if (!entries.ok()) return entries.status();
+  ASSIGN_OR_RETURN(std::vector<SnapshotEntry> entries, List());
   int32_t kept = 0;
-  for (const SnapshotEntry& entry : *entries) {
+  for (const SnapshotEntry& entry : entries) {
     if (entry.state == SnapshotState::kDurable && kept < keep) {
       ++kept;
       continue;
@@ -161,19 +154,18 @@ absl::Status SnapshotStore::Retain(int32_t keep) {
     const bool counted =
         entry.state == SnapshotState::kDurable || entry.state == SnapshotState::kSetAside;
     if (!counted || kept < keep) continue;
-    if (absl::Status status = RemoveSnapshot(entry.id); !status.ok()) return status;
+    RETURN_IF_ERROR(RemoveSnapshot(entry.id));
   }
   return absl::OkStatus();
 }
 
 absl::Status SnapshotStore::RemoveUpTo(const SnapshotId& newest,
                                        const std::function<bool()>& go_on) {
-  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
-  if (!entries.ok()) return entries.status();
-  for (auto entry = entries->rbegin(); entry != entries->rend(); ++entry) {
+  ASSIGN_OR_RETURN(std::vector<SnapshotEntry> entries, List());
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (newest < entry->id || entry->state == SnapshotState::kBroken) continue;
     if (!go_on()) return absl::OkStatus();
-    if (absl::Status status = RemoveSnapshot(entry->id); !status.ok()) return status;
+    RETURN_IF_ERROR(RemoveSnapshot(entry->id));
   }
   // What stays lies there, and files of other people may, too.
   absl::StatusOr<std::vector<std::string>> left = storage_->List(job_);
@@ -182,43 +174,38 @@ absl::Status SnapshotStore::RemoveUpTo(const SnapshotId& newest,
 }
 
 absl::Status SnapshotStore::RemoveLeftovers(scheduler::Attempt oldest_live) {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
-  for (const SnapshotId& id : *ids) {
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
+  for (const SnapshotId& id : ids) {
     if (id.attempt >= oldest_live) continue;
-    absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
-    if (!names.ok()) return names.status();
+    ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(id));
     const bool kept =
-        Has(*names, kManifestName) || Has(*names, kSetAsideName) || Has(*names, kDiscardedName);
+        Has(names, kManifestName) || Has(names, kSetAsideName) || Has(names, kDiscardedName);
     if (kept) continue;
-    if (absl::Status status = RemoveSnapshot(id); !status.ok()) return status;
+    RETURN_IF_ERROR(RemoveSnapshot(id));
   }
   return absl::OkStatus();
 }
 
 absl::Status SnapshotStore::SetAsideAfter(const SnapshotId& id) {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
-  for (const SnapshotId& other : *ids) {  // newest first: those left are always older
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
+  for (const SnapshotId& other : ids) {  // newest first: those left are always older
     if (other <= id) continue;
-    if (absl::Status status = RenameManifest(other, kSetAsideName); !status.ok()) return status;
+    RETURN_IF_ERROR(RenameManifest(other, kSetAsideName));
   }
   return absl::OkStatus();
 }
 
 absl::Status SnapshotStore::DiscardAll() {
-  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
-  if (!ids.ok()) return ids.status();
-  for (const SnapshotId& id : *ids) {
-    if (absl::Status status = RenameManifest(id, kDiscardedName); !status.ok()) return status;
+  ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
+  for (const SnapshotId& id : ids) {
+    RETURN_IF_ERROR(RenameManifest(id, kDiscardedName));
   }
   return absl::OkStatus();
 }
 
 absl::Status SnapshotStore::RenameManifest(const SnapshotId& id, const char* to) {
-  absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
-  if (!names.ok()) return names.status();
-  if (!Has(*names, kManifestName)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(id));
+  if (!Has(names, kManifestName)) return absl::OkStatus();
   const std::string directory = PathOf(id);
   absl::Status status = UnlessGone(storage_->Rename(absl::StrCat(directory, "/", kManifestName),
                                                     absl::StrCat(directory, "/", to)));
@@ -272,15 +259,14 @@ absl::StatusOr<v1::SnapshotManifest> SnapshotStore::ReadManifest(const SnapshotI
   const auto named = [&](absl::StatusCode code, const std::string& what) {
     return absl::Status(code, absl::StrCat(storage_->Describe(path), ": ", what));
   };
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage_->Open(path);
-  if (!file.ok()) return file.status();
-  const int64_t size = (*file)->size();
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, storage_->Open(path));
+  const int64_t size = file->size();
   if (size > kManifestBytesMax) {
     return named(absl::StatusCode::kDataLoss, absl::StrCat("has ", size, " bytes; at most ",
                                                            kManifestBytesMax, " are possible"));
   }
   std::string text(size, '\0');
-  absl::Status status = (*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(text)));
+  absl::Status status = file->ReadAt(0, std::as_writable_bytes(std::span<char>(text)));
   if (!status.ok()) return status;
   absl::StatusOr<v1::SnapshotManifest> manifest = ParseManifest(text);
   if (!manifest.ok()) {
@@ -313,28 +299,25 @@ absl::Status SnapshotStore::CheckFiles(const v1::SnapshotManifest& manifest) {
 
 absl::Status SnapshotStore::RemoveSnapshot(const SnapshotId& id) {
   const std::string directory = PathOf(id);
-  absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
-  if (!names.ok()) return names.status();
+  ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(id));
   // The manifest first, and durably: what is half removed must not be taken for a snapshot.
   for (const char* manifest : {kManifestName, kSetAsideName}) {
-    if (!Has(*names, manifest)) continue;
+    if (!Has(names, manifest)) continue;
     absl::Status status = UnlessGone(storage_->Remove(absl::StrCat(directory, "/", manifest)));
     if (status.ok()) status = storage_->SyncDirectory(directory);
     if (!status.ok()) return status;
   }
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     if (name == kManifestName || name == kSetAsideName) continue;
-    absl::Status status = UnlessGone(storage_->Remove(absl::StrCat(directory, "/", name)));
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(UnlessGone(storage_->Remove(absl::StrCat(directory, "/", name))));
   }
   return UnlessGone(storage_->RemoveDirectory(directory));
 }
 
 absl::StatusOr<std::vector<std::string>> JobsIn(Storage& storage) {
-  absl::StatusOr<std::vector<std::string>> names = storage.List("");
-  if (!names.ok()) return names.status();
+  ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(""));
   std::vector<std::string> jobs;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names) {
     if (!CheckJobName(name).ok()) continue;
     absl::StatusOr<std::vector<std::string>> inside = storage.List(name);
     // Files of other people may lie there too.

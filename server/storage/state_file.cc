@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/storage/manifest.h"
 
 namespace dmuond::server::storage {
@@ -25,7 +26,7 @@ std::vector<StateUnit> StateUnitsOf(const scheduler::Layout& layout, const sched
 absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> SnapshotFileWriter::Create(
     Storage& storage, const std::string& job, const SnapshotId& id, v1::SnapshotFile::Kind kind,
     int32_t owner, std::vector<TensorInfo> tensors) {
-  if (absl::Status status = CheckJobName(job); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckJobName(job));
   std::unique_ptr<SnapshotFileWriter> file(new SnapshotFileWriter(
       storage, absl::StrCat(job, "/", DirectoryName(id)), kind, owner,
       kind == v1::SnapshotFile::KIND_STATE ? StateFileName(scheduler::LaneId(owner))
@@ -35,28 +36,22 @@ absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> SnapshotFileWriter::Create(
   if (absl::Status status = storage.Remove(temporary); !status.ok() && !absl::IsNotFound(status)) {
     return status;
   }
-  absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer =
-      SafetensorsWriter::Create(storage, temporary,
-                                {{"dmuond_format", absl::StrCat(kManifestFormat)},
-                                 {"job", job},
-                                 {"step", absl::StrCat(id.step.value())},
-                                 {"attempt", absl::StrCat(id.attempt.value())}},
-                                std::move(tensors));
-  if (!writer.ok()) return writer.status();
-  file->writer_ = *std::move(writer);
+  ASSIGN_OR_RETURN(file->writer_,
+                   SafetensorsWriter::Create(storage, temporary,
+                                             {{"dmuond_format", absl::StrCat(kManifestFormat)},
+                                              {"job", job},
+                                              {"step", absl::StrCat(id.step.value())},
+                                              {"attempt", absl::StrCat(id.attempt.value())}},
+                                             std::move(tensors)));
   return file;
 }
 
 absl::StatusOr<v1::SnapshotFile> SnapshotFileWriter::Finish() {
-  absl::StatusOr<FileSummary> summary = writer_->Finish();
-  if (!summary.ok()) return summary.status();
+  ASSIGN_OR_RETURN(FileSummary summary, writer_->Finish());
   const std::string path = absl::StrCat(directory_, "/", name_);
-  if (absl::Status status = storage_.Rename(absl::StrCat(path, kTemporarySuffix), path);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = storage_.SyncDirectory(directory_); !status.ok()) return status;
-  return ToRecord(name_, kind_, owner_, *summary);
+  RETURN_IF_ERROR(storage_.Rename(absl::StrCat(path, kTemporarySuffix), path));
+  RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
+  return ToRecord(name_, kind_, owner_, summary);
 }
 
 absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> CreateStateFile(Storage& storage,
@@ -77,12 +72,11 @@ absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> CreateStateFile(Storage& sto
                          .shape = scheduler::ShapeOf(unit.box)});
     }
   }
-  absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> writer =
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<SnapshotFileWriter> writer,
       SnapshotFileWriter::Create(storage, file.job, file.id, v1::SnapshotFile::KIND_STATE,
-                                 file.lane.value(), std::move(tensors));
-  if (!writer.ok()) return writer.status();
-  absl::Status status = (*writer)->Append(std::as_bytes(std::span<const int64_t>(updates)));
-  if (!status.ok()) return status;
+                                 file.lane.value(), std::move(tensors)));
+  RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span<const int64_t>(updates))));
   return writer;
 }
 

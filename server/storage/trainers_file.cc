@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "server/storage/manifest.h"
 #include "server/storage/quote.h"
 #include "server/storage/safetensors_reader.h"
@@ -28,9 +29,8 @@ absl::Status AddStates(SafetensorsReader& reader, int32_t world_size, TrainerSta
           absl::StrCat(reader.name(), ": tensor ", Quote(tensor.name), " (", Name(tensor.type),
                        ") is not the state of a trainer of 0 … ", world_size - 1));
     }
-    absl::StatusOr<std::vector<std::byte>> bytes = reader.ReadTensor(i);
-    if (!bytes.ok()) return bytes.status();
-    std::string state(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+    ASSIGN_OR_RETURN(std::vector<std::byte> bytes, reader.ReadTensor(i));
+    std::string state(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     if (!states.emplace(scheduler::TrainerRank(rank), std::move(state)).second) {
       return absl::DataLossError(
           absl::StrCat(reader.name(), ": the state of trainer ", rank, " is there twice"));
@@ -50,14 +50,13 @@ absl::StatusOr<v1::SnapshotFile> WriteTrainersFile(Storage& storage, const std::
                        .type = TensorType::kU8,
                        .shape = {static_cast<int64_t>(state.size())}});
   }
-  absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> writer = SnapshotFileWriter::Create(
-      storage, job, id, v1::SnapshotFile::KIND_TRAINERS, node.value(), std::move(tensors));
-  if (!writer.ok()) return writer.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<SnapshotFileWriter> writer,
+                   SnapshotFileWriter::Create(storage, job, id, v1::SnapshotFile::KIND_TRAINERS,
+                                              node.value(), std::move(tensors)));
   for (const auto& [rank, state] : states) {
-    absl::Status status = (*writer)->Append(std::as_bytes(std::span<const char>(state)));
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span<const char>(state))));
   }
-  return (*writer)->Finish();
+  return writer->Finish();
 }
 
 absl::StatusOr<TrainerStates> ReadTrainerStates(Storage& storage,
@@ -65,12 +64,13 @@ absl::StatusOr<TrainerStates> ReadTrainerStates(Storage& storage,
   TrainerStates states;
   for (const v1::SnapshotFile& file : manifest.files()) {
     if (file.kind() != v1::SnapshotFile::KIND_TRAINERS) continue;
-    absl::StatusOr<std::unique_ptr<SafetensorsReader>> reader = SafetensorsReader::Open(
-        storage, absl::StrCat(manifest.job(), "/", DirectoryName(IdOf(manifest)), "/", file.name()),
-        SummaryOf(file));
-    if (!reader.ok()) return reader.status();
-    absl::Status status = AddStates(**reader, manifest.world_size(), states);
-    if (!status.ok()) return status;
+    ASSIGN_OR_RETURN(
+        std::unique_ptr<SafetensorsReader> reader,
+        SafetensorsReader::Open(
+            storage,
+            absl::StrCat(manifest.job(), "/", DirectoryName(IdOf(manifest)), "/", file.name()),
+            SummaryOf(file)));
+    RETURN_IF_ERROR(AddStates(*reader, manifest.world_size(), states));
   }
   return states;
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace dmuond::server::storage {
 
@@ -73,16 +74,14 @@ class WatchedReadableFile final : public ReadableFile {
 
 absl::StatusOr<std::unique_ptr<WritableFile>> WatchedStorage::Create(const std::string& path) {
   const Under under(*this, "create", path);
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = storage_.Create(path);
-  if (!file.ok()) return file.status();
-  return std::make_unique<WatchedWritableFile>(*this, path, *std::move(file));
+  ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, storage_.Create(path));
+  return std::make_unique<WatchedWritableFile>(*this, path, std::move(file));
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> WatchedStorage::Open(const std::string& path) {
   const Under under(*this, "open", path);
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage_.Open(path);
-  if (!file.ok()) return file.status();
-  return std::make_unique<WatchedReadableFile>(*this, path, *std::move(file));
+  ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, storage_.Open(path));
+  return std::make_unique<WatchedReadableFile>(*this, path, std::move(file));
 }
 
 absl::Status WatchedStorage::Rename(const std::string& from, const std::string& to) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/wire/frame.h"
 #include "dmuond/wire/socket_path.h"
@@ -49,11 +50,10 @@ bool MayBeStarting(const absl::Status& status) {
 }
 
 absl::StatusOr<wire::UniqueFd> ConnectUntil(const std::string& path, Clock::time_point deadline) {
-  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
-  if (!address.ok()) return address.status();
+  ASSIGN_OR_RETURN(const sockaddr_un address, wire::SocketAddress(path));
   std::chrono::milliseconds pause{5};
   for (;;) {
-    absl::StatusOr<wire::UniqueFd> socket = ConnectOnce(*address);
+    absl::StatusOr<wire::UniqueFd> socket = ConnectOnce(address);
     if (socket.ok()) return socket;
     if (!MayBeStarting(socket.status()) || Clock::now() + pause > deadline) {
       return Unreachable(path, std::string(socket.status().message()));
@@ -67,17 +67,16 @@ absl::StatusOr<wire::UniqueFd> ConnectUntil(const std::string& path, Clock::time
 
 absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Connect(
     const std::string& path, std::chrono::milliseconds timeout, std::function<void()> on_lost) {
-  absl::StatusOr<wire::UniqueFd> socket = ConnectUntil(path, Clock::now() + timeout);
-  if (!socket.ok()) return socket.status();
-  DaemonProcess daemon(socket->get());
-  pollfd answer{socket->get(), POLLIN, 0};
+  ASSIGN_OR_RETURN(wire::UniqueFd socket, ConnectUntil(path, Clock::now() + timeout));
+  DaemonProcess daemon(socket.get());
+  pollfd answer{socket.get(), POLLIN, 0};
   if (::poll(&answer, 1, static_cast<int>(kWelcomeTimeout.count())) == 0) {
     return MakeError(absl::StatusCode::kUnavailable, kDaemonUnreachable,
                      absl::StrCat(daemon.Text(), " at '", path, "' has not answered for ",
                                   absl::FormatDuration(absl::FromChrono(kWelcomeTimeout)),
                                   ", and has not ended: it is stopped, or gets no processor time"));
   }
-  absl::StatusOr<wire::Frame> packet = wire::ReceivePacket(socket->get());
+  absl::StatusOr<wire::Frame> packet = wire::ReceivePacket(socket.get());
   v1::AttachFrame frame;
   if (!packet.ok() || !frame.ParseFromString(packet->body) || !frame.has_welcome()) {
     return Unreachable(path,
@@ -86,13 +85,11 @@ absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Connect(
   }
   wire::UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  std::unique_ptr<AttachSocket> attach(new AttachSocket(*std::move(socket), std::move(daemon),
+  std::unique_ptr<AttachSocket> attach(new AttachSocket(std::move(socket), std::move(daemon),
                                                         std::move(stop), frame.welcome().nonce(),
                                                         std::move(on_lost)));
-  absl::StatusOr<std::thread> watcher =
-      wire::StartThread("the watch of the daemon", [raw = attach.get()] { raw->Watch(); });
-  if (!watcher.ok()) return watcher.status();
-  attach->watcher_ = *std::move(watcher);
+  ASSIGN_OR_RETURN(attach->watcher_, wire::StartThread("the watch of the daemon",
+                                                       [raw = attach.get()] { raw->Watch(); }));
   return attach;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/mps.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/cuda_driver.h"
 #include "client/cpp/src/status.h"
 
@@ -41,9 +42,8 @@ class InContext {
 class DeviceArenas::Device {
  public:
   static absl::StatusOr<std::shared_ptr<const Device>> Open(int ordinal) {
-    const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Get();
-    if (!driver.ok()) return driver.status();
-    const CudaDriver& d = **driver;
+    ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Get());
+    const CudaDriver& d = *driver;
     auto device = std::make_shared<Device>(d);
     int count = 0;
     DMUOND_TRY(d, "cuDeviceGetCount", device_get_count(&count));
@@ -62,8 +62,7 @@ class DeviceArenas::Device {
     const CUresult retained = OnceMpsHasRecovered(kMpsPatienceForContext, [&] {
       return d.primary_context_retain(&device->context_, device->device_);
     });
-    absl::Status entered = d.Check(retained, "cuDevicePrimaryCtxRetain");
-    if (!entered.ok()) return entered;
+    RETURN_IF_ERROR(d.Check(retained, "cuDevicePrimaryCtxRetain"));
     const InContext in_context(d, device->context_);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -140,7 +139,7 @@ class DeviceArenas::DeviceMemory final : public Memory {
     DMUOND_TRY(driver, "cuMemAddressReserve",
                mem_address_reserve(&memory->address_, memory->mapped_bytes_,
                                    memory->device_->granularity(), 0, 0));
-    if (absl::Status mapped = memory->MapHere(); !mapped.ok()) return mapped;
+    RETURN_IF_ERROR(memory->MapHere());
     return memory;
   }
   ~DeviceMemory() override {
@@ -155,14 +154,14 @@ class DeviceArenas::DeviceMemory final : public Memory {
   [[nodiscard]] std::byte* data() const override { return reinterpret_cast<std::byte*>(address_); }
   [[nodiscard]] size_t bytes() const override { return bytes_; }
   absl::Status Read(std::byte* to) const override {
-    if (absl::Status done = device_->Wait(); !done.ok()) return done;
+    RETURN_IF_ERROR(device_->Wait());
     return device_->Copy(to, data(), bytes_);
   }
   absl::Status Write(const std::byte* from) override { return device_->Copy(data(), from, bytes_); }
 
   absl::Status MoveTo(Memory& other) override {
     auto& place = static_cast<DeviceMemory&>(other);
-    if (absl::Status done = device_->Wait(); !done.ok()) return done;
+    RETURN_IF_ERROR(device_->Wait());
     const InContext in_context = device_->Enter();
     const CudaDriver& driver = device_->driver;
     DMUOND_TRY(driver, "cuMemUnmap", mem_unmap(address_, mapped_bytes_));
@@ -200,7 +199,7 @@ class DeviceArenas::OwnMemory final : public Memory {
   [[nodiscard]] std::byte* data() const override { return data_; }
   [[nodiscard]] size_t bytes() const override { return bytes_; }
   absl::Status Read(std::byte* to) const override {
-    if (absl::Status done = device_->Wait(); !done.ok()) return done;
+    RETURN_IF_ERROR(device_->Wait());
     return device_->Copy(to, data_, bytes_);
   }
   absl::Status Write(const std::byte* from) override { return device_->Copy(data_, from, bytes_); }
@@ -247,7 +246,7 @@ class DeviceArenas::DeviceWords final : public Words {
     const InContext in_context = device_->Enter();
     const CudaDriver& driver = device_->driver;
     if (stream.has_value()) {
-      if (absl::Status free = CheckNotCaptured(*stream, "MarkReady"); !free.ok()) return free;
+      RETURN_IF_ERROR(CheckNotCaptured(*stream, "MarkReady"));
       DMUOND_TRY(driver, "cuEventRecord", event_record(reached_, *stream));
       DMUOND_TRY(driver, "cuStreamWaitEvent", stream_wait_event(stores_, reached_, 0));
     }
@@ -263,7 +262,7 @@ class DeviceArenas::DeviceWords final : public Words {
     const std::lock_guard lock(mutex_);
     const InContext in_context = device_->Enter();
     const CudaDriver& driver = device_->driver;
-    if (absl::Status free = CheckNotCaptured(stream, "WaitPublished"); !free.ok()) return free;
+    RETURN_IF_ERROR(CheckNotCaptured(stream, "WaitPublished"));
     CUevent& waited = waits_[stream];
     if (waited == nullptr) {
       DMUOND_TRY(driver, "cuEventCreate", event_create(&waited, CU_EVENT_DISABLE_TIMING));
@@ -327,9 +326,8 @@ class DeviceArenas::DeviceWords final : public Words {
 };
 
 absl::StatusOr<std::shared_ptr<Arenas>> DeviceArenas::Open(int ordinal) {
-  absl::StatusOr<std::shared_ptr<const Device>> device = Device::Open(ordinal);
-  if (!device.ok()) return device.status();
-  return std::shared_ptr<Arenas>(new DeviceArenas(*std::move(device)));
+  ASSIGN_OR_RETURN(std::shared_ptr<const Device> device, Device::Open(ordinal));
+  return std::shared_ptr<Arenas>(new DeviceArenas(std::move(device)));
 }
 
 std::string DeviceArenas::device_uuid() const { return device_->uuid(); }

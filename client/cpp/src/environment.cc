@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/launch.h"
 #include "client/cpp/src/variable.h"
 #include "dmuond/client/options.h"
@@ -95,8 +96,7 @@ absl::StatusOr<std::string> SocketPath(const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat(
         "address '", chosen, "' is not the path of a Unix socket (unix:/path/to/dmuond.sock)"));
   }
-  absl::Status fits = wire::CheckSocketPath(path + wire::kAttachSuffix);
-  if (!fits.ok()) return fits;
+  RETURN_IF_ERROR(wire::CheckSocketPath(path + wire::kAttachSuffix));
   return path;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "client/cpp/src/mapping.h"
 #include "dmuond/client/arenas.h"
 
@@ -16,9 +17,8 @@ class HostArenas final : public Arenas {
  public:
   [[nodiscard]] std::string device_uuid() const override { return ""; }
   absl::StatusOr<std::unique_ptr<Memory>> Map(int fd, size_t bytes) override {
-    absl::StatusOr<Mapping> mapping = Mapping::Of(fd, bytes);
-    if (!mapping.ok()) return mapping.status();
-    return std::make_unique<HostMemory>(*std::move(mapping));
+    ASSIGN_OR_RETURN(Mapping mapping, Mapping::Of(fd, bytes));
+    return std::make_unique<HostMemory>(std::move(mapping));
   }
   absl::StatusOr<Own> Export(std::byte* /*memory*/, size_t /*bytes*/) override {
     return absl::FailedPreconditionError(

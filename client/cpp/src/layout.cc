@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 
 namespace dmuond::client {
 namespace {
@@ -96,12 +97,11 @@ absl::StatusOr<Layout> LayoutBuilder::Build() const {
     fragment.contribution = spec.contribution;
     absl::Status status = CheckBox(spec, fragment.box);
     if (!status.ok()) return status;
-    absl::StatusOr<int64_t> elements = CountElements(spec, fragment.box);
-    if (!elements.ok()) return elements.status();
+    ASSIGN_OR_RETURN(int64_t elements, CountElements(spec, fragment.box));
     if (spec.route != Route::kTrainer) {
       fragment.gradient =
-          Place(gradients, fragment.box, *elements * SizeOf(parameter.gradient_type));
-      fragment.weight = Place(weights, fragment.box, *elements * SizeOf(parameter.weight_type));
+          Place(gradients, fragment.box, elements * SizeOf(parameter.gradient_type));
+      fragment.weight = Place(weights, fragment.box, elements * SizeOf(parameter.weight_type));
     }
     layout.parameters.push_back(std::move(parameter));
     layout.fragments.push_back(std::move(fragment));

@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/socket_owner.h"
 #include "client/cpp/src/status.h"
@@ -70,13 +71,11 @@ absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Mil
   std::unique_ptr<Link> link(new Link());
   Link& raw = *link;
   link->path_ = path;
-  absl::StatusOr<std::unique_ptr<AttachSocket>> attach =
-      AttachSocket::Connect(path + wire::kAttachSuffix, timeout, [&raw] {
-        raw.lost_.store(true);
-        raw.memory_.Poison();
-      });
-  if (!attach.ok()) return attach.status();
-  link->attach_ = *std::move(attach);
+  ASSIGN_OR_RETURN(link->attach_,
+                   AttachSocket::Connect(path + wire::kAttachSuffix, timeout, [&raw] {
+                     raw.lost_.store(true);
+                     raw.memory_.Poison();
+                   }));
   link->channel_ = std::make_unique<Channel>(
       path, silent_for, [&raw](Milliseconds grace) { return raw.LostWithin(grace); },
       [&raw] { return raw.HowItEnded(); });
@@ -161,8 +160,7 @@ absl::StatusOr<Registered> Link::Register(const Layout& layout) {
   }
   fault::FaultPoint("trainer.registered");
   Registered registered = FromProto(reply);
-  status = Check(registered, layout.parameters.size());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(Check(registered, layout.parameters.size()));
   memory_.SetLayout(layout, registered);
   return registered;
 }
@@ -178,10 +176,8 @@ absl::StatusOr<v1::AttachBuffersReply> Link::Attach(const FirstWeights& first) {
   status = channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply, {});
   if (!status.ok()) return status;
   while (!memory_.complete()) {
-    absl::StatusOr<AttachSocket::Received> received = attach_->NextFrame();
-    if (!received.ok()) return received.status();
-    status = memory_.Map(*received);
-    if (!status.ok()) return status;
+    ASSIGN_OR_RETURN(AttachSocket::Received received, attach_->NextFrame());
+    RETURN_IF_ERROR(memory_.Map(received));
   }
   fault::FaultPoint("trainer.attached");
   return reply;

@@ -2,16 +2,15 @@
 
 #include <utility>
 
+#include "base/status_macros.h"
 #include "client/cpp/src/session_impl.h"
 
 namespace dmuond::client {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(const Options& options) {
-  absl::StatusOr<std::string> path = SocketPath(options.address);
-  if (!path.ok()) return path.status();
+  ASSIGN_OR_RETURN(std::string path, SocketPath(options.address));
   auto impl = std::make_unique<Impl>(options);
-  absl::Status status = impl->Open(*path);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(impl->Open(path));
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/launch.h"
 #include "client/cpp/src/status.h"
@@ -88,7 +89,7 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
 }
 
 absl::Status Session::Impl::Open(const std::string& path) {
-  if (absl::Status known = CheckLaunch(options_); !known.ok()) return known;
+  RETURN_IF_ERROR(CheckLaunch(options_));
   path_ = path;
   return OpenWithin(options_.connect_timeout);
 }
@@ -97,10 +98,7 @@ absl::Status Session::Impl::OpenWithin(Milliseconds connect_timeout) {
   const Clock::time_point give_up = Clock::now() + connect_timeout;
   for (int tries = 1;; ++tries) {
     const auto left = std::chrono::ceil<Milliseconds>(give_up - Clock::now());
-    absl::StatusOr<std::unique_ptr<Link>> link =
-        Link::Connect(path_, std::max(left, Milliseconds(0)), SilentFor());
-    if (!link.ok()) return link.status();
-    link_ = *std::move(link);
+    ASSIGN_OR_RETURN(link_, Link::Connect(path_, std::max(left, Milliseconds(0)), SilentFor()));
     absl::Status status = link_->Open(options_, options_.resume);
     const bool late = ReasonOf(status) == kClaimExpired;
     if (late && (tries < kClaimsMin || Clock::now() < give_up)) continue;
@@ -140,7 +138,7 @@ absl::StatusOr<Registered> Session::Impl::Register(const Layout& layout) {
   }
   absl::StatusOr<Registered> registered = link_->Register(layout);
   while (IsLeaving(registered.status())) {
-    if (absl::Status again = BeginAgain(); !again.ok()) return again;
+    RETURN_IF_ERROR(BeginAgain());
     registered = link_->Register(layout);
   }
   if (!registered.ok()) return registered;
@@ -154,12 +152,11 @@ absl::Status Session::Impl::Attach(const FirstWeights& first) {
   if (!status.ok()) return status;
   if (!layout_.has_value()) return WrongState("Attach comes after Register");
   if (link_->memory().complete()) return WrongState("Attach: the buffers are attached already");
-  absl::StatusOr<v1::AttachBuffersReply> reply = link_->Attach(first);
-  if (!reply.ok()) return reply.status();
-  next_attempt_ = reply->next_attempt();
-  if (!reply->published()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(v1::AttachBuffersReply reply, link_->Attach(first));
+  next_attempt_ = reply.next_attempt();
+  if (!reply.published()) return absl::OkStatus();
   in_job_ = true;
-  AdoptAttached(*reply);
+  AdoptAttached(reply);
   status = Settle(TryWaitPublished(PublishedWithin()));
   // A caller who has seen none of the job's steps has nothing to go back from.
   return ReasonOf(status) == kRolledBack ? absl::OkStatus() : status;
@@ -336,8 +333,7 @@ absl::StatusOr<Outcome> Session::Impl::TryStep(const StepScalars& scalars,
   }
   if (!outcome.ok() || outcome->kind == Outcome::Kind::kPending) return outcome;
   if (outcome->kind == Outcome::Kind::kAborted) return Aborted(*outcome);
-  absl::Status status = TryWaitPublished(PublishedWithin());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(TryWaitPublished(PublishedWithin()));
   return outcome;
 }
 
@@ -358,10 +354,9 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
       fault::FaultPoint("trainer.published");
       return absl::OkStatus();
     }
-    if (absl::Status failed = link_->memory().CheckDevice(); !failed.ok()) return failed;
+    RETURN_IF_ERROR(link_->memory().CheckDevice());
     if (!link_->LostWithin(Milliseconds(0))) {
-      absl::Status why = AskWhy(published == SessionMemory::Published::kPoisoned);
-      if (!why.ok()) return why;
+      RETURN_IF_ERROR(AskWhy(published == SessionMemory::Published::kPoisoned));
     }
     if (published == SessionMemory::Published::kPoisoned) {
       return DaemonLost(absl::StrCat("waiting for the weights after step ", last_committed_step_),
@@ -423,8 +418,7 @@ absl::StatusOr<Outcome> Session::Impl::Step(const StepScalars& scalars,
 }
 
 absl::StatusOr<Outcome> Session::Impl::Wait(Milliseconds wait) {
-  absl::Status status = CheckAttached("Wait");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("Wait"));
   if (!undecided_ && going_back_.ok()) {
     return WrongState("Wait: no step is submitted and undecided");
   }
@@ -442,14 +436,12 @@ absl::StatusOr<Outcome> Session::Impl::Wait(Milliseconds wait) {
 }
 
 absl::Status Session::Impl::WaitPublished(Milliseconds timeout) {
-  absl::Status status = CheckAttached("WaitPublished");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("WaitPublished"));
   return Surviving([&] { return going_back_.ok() ? TryWaitPublished(timeout) : going_back_; });
 }
 
 absl::Status Session::Impl::WaitPublished(CUstream_st* stream) {
-  absl::Status status = CheckAttached("WaitPublished");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("WaitPublished"));
   return Surviving([&] {
     absl::Status open = CheckOpen("WaitPublished");
     if (open.ok()) open = link_->memory().EnqueueWait(published_attempt_, stream);
@@ -460,37 +452,31 @@ absl::Status Session::Impl::WaitPublished(CUstream_st* stream) {
 }
 
 absl::StatusOr<Snapshot> Session::Impl::SaveSnapshot() {
-  absl::Status status = CheckAttached("SaveSnapshot");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("SaveSnapshot"));
   v1::SaveSnapshotReply reply;
-  status = Surviving([&] {
-    absl::Status open = CheckOpen("SaveSnapshot");
-    if (!open.ok()) return open;
+  RETURN_IF_ERROR(Surviving([&] {
+    RETURN_IF_ERROR(CheckOpen("SaveSnapshot"));
     v1::SaveSnapshotRequest request;
     *request.mutable_key() = link_->Key();
     return link_->channel().Call("SaveSnapshot", &v1::Trainer::Stub::SaveSnapshot, request, reply,
                                  {});
-  });
-  if (!status.ok()) return status;
+  }));
   return Snapshot{.step = reply.step(), .path = reply.path()};
 }
 
 absl::StatusOr<int64_t> Session::Impl::LoadSnapshot(int64_t step) {
-  absl::Status status = CheckAttached("LoadSnapshot");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("LoadSnapshot"));
   v1::LoadSnapshotReply reply;
   ++loads_;
-  status = Surviving([&] {
-    absl::Status open = CheckOpen("LoadSnapshot");
-    if (!open.ok()) return open;
+  RETURN_IF_ERROR(Surviving([&] {
+    RETURN_IF_ERROR(CheckOpen("LoadSnapshot"));
     v1::LoadSnapshotRequest request;
     *request.mutable_key() = link_->Key();
     request.set_step(step);
     request.set_call(loads_);
     return link_->channel().Call("LoadSnapshot", &v1::Trainer::Stub::LoadSnapshot, request, reply,
                                  {});
-  });
-  if (!status.ok()) return status;
+  }));
   return reply.step();
 }
 

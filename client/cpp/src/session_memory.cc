@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
 
@@ -31,7 +32,7 @@ void CopyBox(std::byte* to, const std::byte* from, std::span<const int64_t> exte
 
 absl::StatusOr<std::vector<std::byte>> BytesOf(const Arenas::Memory& arena) {
   std::vector<std::byte> bytes(arena.bytes());
-  if (absl::Status read = arena.Read(bytes.data()); !read.ok()) return read;
+  RETURN_IF_ERROR(arena.Read(bytes.data()));
   return bytes;
 }
 
@@ -91,10 +92,9 @@ absl::Status SessionMemory::FillArenas(v1::AttachBuffersRequest& request) {
 absl::Status SessionMemory::Map(const AttachSocket::Received& received) {
   if (received.frame.has_arena()) {
     const v1::AttachFrame::ArenaMemory& arena = received.frame.arena();
-    absl::StatusOr<std::unique_ptr<Arenas::Memory>> memory =
-        source_->Map(received.fd.get(), static_cast<size_t>(arena.size_bytes()));
-    if (!memory.ok()) return memory.status();
-    arenas_.insert_or_assign(arena.arena(), *std::move(memory));
+    ASSIGN_OR_RETURN(std::unique_ptr<Arenas::Memory> memory,
+                     source_->Map(received.fd.get(), static_cast<size_t>(arena.size_bytes())));
+    arenas_.insert_or_assign(arena.arena(), std::move(memory));
     return absl::OkStatus();
   }
   if (!received.frame.has_timeline()) {
@@ -107,19 +107,17 @@ absl::Status SessionMemory::Map(const AttachSocket::Received& received) {
                                             timeline.size_bytes(), " bytes; ", held_.size(),
                                             " buckets are planned"));
   }
-  absl::StatusOr<Mapping> mapping = Mapping::Of(received.fd.get(), bytes);
-  if (!mapping.ok()) return mapping.status();
-  const wire::PageHeader& header = wire::TimelinePage(mapping->data()).header();
+  ASSIGN_OR_RETURN(Mapping mapping, Mapping::Of(received.fd.get(), bytes));
+  const wire::PageHeader& header = wire::TimelinePage(mapping.data()).header();
   if (header.magic != wire::kTimelineMagic || header.version != wire::kTimelineVersion) {
     return absl::InternalError(absl::StrCat("the timeline page has magic ", header.magic,
                                             " and version ", header.version, ", not ",
                                             wire::kTimelineMagic, " and ", wire::kTimelineVersion));
   }
-  absl::StatusOr<std::unique_ptr<Arenas::Words>> words =
-      source_->MakeWords(mapping->data(), mapping->bytes());
-  if (!words.ok()) return words.status();
-  timeline_ = *std::move(mapping);
-  words_ = *std::move(words);
+  ASSIGN_OR_RETURN(std::unique_ptr<Arenas::Words> words,
+                   source_->MakeWords(mapping.data(), mapping.bytes()));
+  timeline_ = std::move(mapping);
+  words_ = std::move(words);
   page_base_.store(timeline_.data());
   if (poisoned_.load()) Poison();
   return absl::OkStatus();
@@ -252,16 +250,14 @@ auto SessionMemory::ArrivedAttempts() const -> Arrived {
 absl::StatusOr<SessionMemory::Copies> SessionMemory::CopyArenas() const {
   Copies copies;
   for (const auto& [id, arena] : arenas_) {
-    absl::StatusOr<std::vector<std::byte>> bytes = BytesOf(*arena);
-    if (!bytes.ok()) return bytes.status();
-    copies[id] = *std::move(bytes);
+    ASSIGN_OR_RETURN(copies[id], BytesOf(*arena));
   }
   return copies;
 }
 
 absl::Status SessionMemory::Restore(const Copies& copies) {
   for (const auto& [id, bytes] : copies) {
-    if (absl::Status status = arenas_.at(id)->Write(bytes.data()); !status.ok()) return status;
+    RETURN_IF_ERROR(arenas_.at(id)->Write(bytes.data()));
   }
   return absl::OkStatus();
 }
@@ -269,10 +265,8 @@ absl::Status SessionMemory::Restore(const Copies& copies) {
 absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
   for (auto& [id, arena] : arenas_) {
     if (arena->data() == kept.arenas_.at(id)->data()) continue;  // the trainer's own
-    const absl::StatusOr<std::vector<std::byte>> published = BytesOf(*arena);
-    if (!published.ok()) return published.status();
-    absl::StatusOr<std::vector<std::byte>> bytes = BytesOf(*kept.arenas_.at(id));
-    if (!bytes.ok()) return bytes.status();
+    ASSIGN_OR_RETURN(const std::vector<std::byte> published, BytesOf(*arena));
+    ASSIGN_OR_RETURN(std::vector<std::byte> bytes, BytesOf(*kept.arenas_.at(id)));
     for (const Fragment& fragment : layout_.fragments) {
       const Parameter& parameter = layout_.parameters[fragment.parameter];
       const Slice& weight = fragment.weight;
@@ -280,14 +274,13 @@ absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
       Extents extents = fragment.box.end;
       for (size_t i = 0; i < extents.size(); ++i) extents[i] -= fragment.box.begin[i];
       if (std::ranges::any_of(extents, [](int64_t extent) { return extent <= 0; })) continue;
-      CopyBox(bytes->data() + weight.offset_bytes, published->data() + weight.offset_bytes, extents,
+      CopyBox(bytes.data() + weight.offset_bytes, published.data() + weight.offset_bytes, extents,
               weight.strides, SizeOf(parameter.weight_type));
     }
-    if (absl::Status status = arena->Write(bytes->data()); !status.ok()) return status;
+    RETURN_IF_ERROR(arena->Write(bytes.data()));
   }
   for (auto& [id, arena] : arenas_) {
-    absl::Status moved = arena->MoveTo(*kept.arenas_.at(id));
-    if (!moved.ok()) return moved;
+    RETURN_IF_ERROR(arena->MoveTo(*kept.arenas_.at(id)));
   }
   kept.arenas_.clear();
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/session_impl.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/fault/fault_point.h"
@@ -90,8 +91,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
       going_back_ = status;
       status = epoch == 0 ? absl::OkStatus() : Acknowledge(to_step, epoch);
     } else if (IsTheEnd(status)) {
-      absl::Status back = ComeBack(status);
-      if (!back.ok()) return back;
+      RETURN_IF_ERROR(ComeBack(status));
       status = absl::OkStatus();
     } else {
       return status;
@@ -99,11 +99,10 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     undecided_ = false;
     if (status.ok()) status = TryWaitPublished(PublishedWithin());
     if (!status.ok()) continue;
-    absl::StatusOr<bool> carried = CarryOn(arrived_before);
-    if (!carried.ok()) return carried.status();
+    ASSIGN_OR_RETURN(bool carried, CarryOn(arrived_before));
     going_back_ = absl::OkStatus();
     const bool moved = std::exchange(moved_, false);
-    carried_on_ = *carried;
+    carried_on_ = carried;
     if (carried_on_) return absl::OkStatus();
     notice_.reset();
     state_known_ = true;
@@ -115,8 +114,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
 absl::StatusOr<bool> Session::Impl::CarryOn(uint64_t arrived_before) {
   if (stands_at_ != last_committed_step_) return false;
   if (moved_) {
-    absl::Status taken = link_->memory().TakeOver(shown_->memory());
-    if (!taken.ok()) return taken;
+    RETURN_IF_ERROR(link_->memory().TakeOver(shown_->memory()));
     Say(absl::StrCat("rank ", options_.rank, " goes on after step ", last_committed_step_,
                      " with the daemon's successor; nothing is lost"));
   }
@@ -154,9 +152,8 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   if (link_->LostWithin(Milliseconds(0))) return DaemonLost("AckRollback", link_->HowItEnded());
   fault::FaultPoint("trainer.rolled_back");
   // Answers when the other ranks have read of it, too.
-  absl::Status status =
-      link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(
+      link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {}));
   next_attempt_ = reply.next_attempt();
   published_attempt_ = reply.next_attempt() - 1;
   last_committed_step_ = to_step;
@@ -211,28 +208,25 @@ absl::Status Session::Impl::ComeBack(const absl::Status& why) {
 }
 
 absl::Status Session::Impl::TryComeBack() {
-  absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0), SilentFor());
-  if (!link.ok()) return link.status();
+  ASSIGN_OR_RETURN(std::unique_ptr<Link> link, Link::Connect(path_, Milliseconds(0), SilentFor()));
   fault::FaultPoint("trainer.returning");
-  absl::Status status = (*link)->Open(options_, Resume::kRequire);
+  absl::Status status = link->Open(options_, Resume::kRequire);
   if (!status.ok()) return status;
-  absl::StatusOr<Registered> registered = (*link)->Register(*layout_);
-  if (!registered.ok()) return registered.status();
-  absl::StatusOr<v1::AttachBuffersReply> attached = (*link)->Attach();
-  if (!attached.ok()) return attached.status();
-  if (!attached->published()) {
+  ASSIGN_OR_RETURN(Registered registered, link->Register(*layout_));
+  ASSIGN_OR_RETURN(v1::AttachBuffersReply attached, link->Attach());
+  if (!attached.published()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                      "the successor has begun the job anew");
   }
   if (!moved_) shown_ = link_.get();
-  stale_.push_back(std::exchange(link_, *std::move(link)));
-  if (registered->parameter_bucket != registered_.parameter_bucket) {
+  stale_.push_back(std::exchange(link_, std::move(link)));
+  if (registered.parameter_bucket != registered_.parameter_bucket) {
     stands_at_.reset();  // the caller's buckets are others now
   }
-  registered_ = *std::move(registered);
+  registered_ = std::move(registered);
   moved_ = true;
   AdoptOpened();
-  AdoptAttached(*attached);
+  AdoptAttached(attached);
   going_back_ = RolledBack(last_committed_step_, 0, /*asked=*/false);
   fault::FaultPoint("trainer.returned");
   return absl::OkStatus();

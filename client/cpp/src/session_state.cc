@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "client/cpp/src/session_impl.h"
 #include "client/cpp/src/status.h"
 
@@ -65,11 +66,8 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
   // A group that forms anew publishes its masters: what is pushed must outlive that.
   SessionMemory::Copies pushed;
   if (in_job_ && !first.state()) {
-    absl::StatusOr<SessionMemory::Copies> copies = memory.CopyArenas();
-    if (!copies.ok()) return copies.status();
-    pushed = *std::move(copies);
-    status = CheckNotRepublished();
-    if (!status.ok()) return status;
+    ASSIGN_OR_RETURN(pushed, memory.CopyArenas());
+    RETURN_IF_ERROR(CheckNotRepublished());
   }
   v1::PushParametersReply reply;
   for (;;) {
@@ -100,8 +98,7 @@ absl::Status Session::Impl::CheckNotRepublished() {
   if (newest <= arrived_attempt_ || newest >= wire::kPoison) return absl::OkStatus();
   // What is written from now on is to stay.
   published_attempt_ = newest;
-  absl::Status status = TryWaitPublished(PublishedWithin());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(TryWaitPublished(PublishedWithin()));
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "WEIGHTS_REPUBLISHED",
       absl::StrCat("Push: the group has formed anew since step ", last_committed_step_,
@@ -110,8 +107,7 @@ absl::Status Session::Impl::CheckNotRepublished() {
 }
 
 absl::Status Session::Impl::PushWeights(const std::vector<std::string>* parameters) {
-  absl::Status status = CheckAttached("Push");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("Push"));
   std::vector<v1::PushParametersRequest> messages(1);
   messages[0].set_all_weights(parameters == nullptr);
   if (parameters != nullptr) {
@@ -122,8 +118,7 @@ absl::Status Session::Impl::PushWeights(const std::vector<std::string>* paramete
 }
 
 absl::Status Session::Impl::PushState(const std::vector<StateTensor>& tensors) {
-  absl::Status status = CheckAttached("PushState");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckAttached("PushState"));
   std::vector<v1::PushParametersRequest> messages(1);
   messages[0].set_state(true);
   for (const StateTensor& tensor : tensors) {
@@ -169,21 +164,19 @@ absl::StatusOr<std::vector<float>> Session::Impl::Pull(int32_t parameter, StateK
 
 absl::StatusOr<std::vector<float>> Session::Impl::TryPull(int32_t parameter, StateKind kind,
                                                           int32_t fragment) {
-  absl::Status status = CheckOpen("Pull");
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckOpen("Pull"));
   const std::string& name = link_->memory().layout().parameters[parameter].name;
   v1::PullParametersRequest request;
   *request.mutable_key() = link_->Key();
   request.add_parameters(name);
   request.add_kinds(static_cast<v1::StateKind>(kind));
   std::string bytes;
-  status = link_->channel().Pull(request, [&](const v1::PullParametersReply& reply) {
+  RETURN_IF_ERROR(link_->channel().Pull(request, [&](const v1::PullParametersReply& reply) {
     if (reply.chunk().fragment() != fragment) return absl::OkStatus();
     if (reply.chunk().first_element() == 0) bytes.clear();  // from the beginning again
     bytes += reply.chunk().data();
     return absl::OkStatus();
-  });
-  if (!status.ok()) return status;
+  }));
   if (kind == StateKind::kStep) {
     double updates = 0;
     if (bytes.size() == sizeof(updates)) {
