@@ -138,9 +138,9 @@ def compare_in_the_stream_s_order(_rank: int, _world: int):
     go_on = hold_up(sides.stream)
     sides.flip(sides.b, 3)
     comparison.start([sides.pair(0, 64)], sides.stream)
-    before = comparison.is_done()
+    before = is_done(sides.stream)
     go_on()
-    return beside, before, comparison.wait(), comparison.is_done()
+    return beside, before, comparison.wait(), is_done(sides.stream)
 
 
 def start_twice(_rank: int, _world: int) -> list[int]:

@@ -170,14 +170,14 @@ def test_weights_written_before_and_pushed_after_were_overwritten(fake):
 def test_the_optimizer_goes_on_with_its_gradients_and_its_signals(fake, outlive):  # noqa: F811
     model, opt = make(fake)
     train_to(model, opt, 4)
-    assert opt._early.active
+    assert opt._early.stage[0]
     opt.zero_grad()
     backward(model)
     gradient = model[0].weight.grad.clone()
     successor = outlive(step=4, epoch=3)
     opt.trainer_state = b"five"
     opt.step()
-    assert opt._early.active
+    assert opt._early.stage[0]
     assert (opt.last_committed_step, opt.session.trainer_state) == (5, b"five")
     assert not successor.submits[-1].withdraw
     found = [a for a in successor.arenas.values() if gradient.numpy().tobytes() in a.tobytes()]

@@ -113,12 +113,12 @@ def test_a_device_that_has_failed_has_no_answer(tmp_path, monkeypatch):
 def test_the_kernel_s_text_is_what_nvcc_makes_of_its_source(tmp_path):
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
-        pytest.skip("there is no nvcc")
+        needs.lack("nvcc, of a CUDA toolkit")
     text = (CLIENT / "src/dmuond/same_bytes.ptx").read_text()
     release = re.search(r"with nvcc (\S+)\.", text)[1]
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
     if f"release {release}," not in version.stdout:
-        pytest.skip(f"this nvcc is not that of CUDA {release}, and may make another text")
+        needs.lack(f"nvcc {release}, which the text is made with; make_ptx.sh makes it anew")
     made = tmp_path / "same_bytes.ptx"
     subprocess.run([CLIENT / "kernels/make_ptx.sh", made], check=True)
     assert made.read_text() == text

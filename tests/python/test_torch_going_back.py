@@ -98,15 +98,15 @@ def test_parameters_and_gradients_move_into_the_successors_arenas(fake, outlive)
 def test_signals_during_the_backward_pass_begin_anew(fake, outlive):
     model, opt = make(fake)
     train_to(model, opt, 4)
-    assert opt._early.active
+    assert opt._early.stage[0]
     successor = outlive(step=3, epoch=3)
     with pytest.raises(dmuond.RolledBack):
         train_to(model, opt, 5)
-    assert not opt._early.active
+    assert not opt._early.stage[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_to(model, opt, 9)
-    assert opt._early.active
+    assert opt._early.stage[0]
     assert not any(submit.withdraw for submit in successor.submits)
     opt.close()
 

@@ -16,12 +16,10 @@ import numpy as np
 from dmuond import cuda_kept
 from dmuond.cuda_driver import (
     NOT_READY,
-    SUCCESS,
     Device,
     call,
     check_not_captured,
     driver,
-    failed,
     result_of,
 )
 
@@ -154,14 +152,6 @@ class ByteComparison:
                 self._launch(stream)
             call("cuEventRecord", self._buffers.event, stream)
             self._under_way = True
-
-    def is_done(self) -> bool:
-        """Whether `wait` would return at once. Raises Error where the device has failed."""
-        with self._device.entered():
-            result, *_ = result_of("cuEventQuery", self._buffers.event)
-        if result not in (SUCCESS, NOT_READY):
-            raise failed("cuEventQuery", result)
-        return result == SUCCESS
 
     def wait(self) -> list[int]:
         """The indices of the pairs that differ, in their order. REQUIRES: started.

@@ -116,10 +116,6 @@ class EarlySignals:
         self._await_all()
 
     @property
-    def active(self) -> bool:
-        return self._on
-
-    @property
     def stage(self) -> tuple[bool, bool]:
         """While it stays the same, so does what needs_hook() says."""
         return self._on, self._observing
