@@ -83,130 +83,114 @@ class DeathsTest : public DaemonTest {
     EXPECT_TRUE(Step(**session).ok());
     EXPECT_TRUE((*session)->Close().ok());
   }
-  absl::StatusOr<std::unique_ptr<Session>> OpenFirst(int32_t world = 2) {
-    return Session::Open({.address = daemon_->address(), .rank = 0, .world_size = world});
+  // Rank 0, up to where its gradients and weights have numbers. Whoever calls it with a world of
+  // two has begun the other rank, for which registering waits.
+  void Attach(int32_t world) {
+    ASSERT_TRUE(first_->Register(OneMatrix(world)).ok());
+    ASSERT_TRUE(first_->Attach().ok());
+    FillOneMatrix(*first_);
+  }
+  void OpenFirst(int32_t world) {
+    auto session = Session::Open({.address = daemon_->address(), .rank = 0, .world_size = world});
+    ASSERT_TRUE(session.ok()) << session.status();
+    first_ = *std::move(session);
+  }
+  void AttachAlone() {
+    ASSERT_NO_FATAL_FAILURE(OpenFirst(1));
+    Attach(1);
+  }
+  // Rank 1 comes as far as `phase`.
+  void AttachBeside(const std::string& phase) {
+    ASSERT_NO_FATAL_FAILURE(OpenFirst(2));
+    other_ = StartOther(phase);
+    Attach(2);
+  }
+  void PushBeside(const std::string& phase) {
+    ASSERT_NO_FATAL_FAILURE(AttachBeside(phase));
+    ASSERT_TRUE(first_->Push().ok());
+  }
+  // Both ranks end, if they have not.
+  void ExpectNextJobTrainsWithoutThem() {
+    first_.reset();
+    other_.reset();
+    ExpectNextJobTrains();
   }
 
   std::unique_ptr<DaemonStatus> status_;
+  std::unique_ptr<Session> first_;
+  std::unique_ptr<ChildProcess> other_;
 };
 
 TEST_F(DeathsTest, OfATrainerBeforeItRegisteredLeavesItsPlaceToAReplacement) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("open");
+  ASSERT_NO_FATAL_FAILURE(OpenFirst(2));
+  other_ = StartOther("open");
   ASSERT_TRUE(status_->WaitForTrainer(1, "open"));
-  other.reset();
+  other_.reset();
   ASSERT_TRUE(
       status_->WaitFor([](const auto& status) { return status.job().trainers_size() == 1; }));
-  auto replacement = StartOther("pushed");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  const absl::Status pushed = (*first)->Push();
+  other_ = StartOther("pushed");
+  ASSERT_NO_FATAL_FAILURE(Attach(2));
+  const absl::Status pushed = first_->Push();
   EXPECT_TRUE(pushed.ok()) << pushed;
 }
 
-TEST_F(DeathsTest, OfATrainerThatHadRegistered) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("registered");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE(status_->WaitForTrainer(1, "registered"));
-  ExpectNamesRankOne(KilledDuring([&] { other.reset(); }, [&] { return (*first)->Push(); }));
-  first = absl::UnknownError("");
-  ExpectNextJobTrains();
-}
-
-TEST_F(DeathsTest, OfATrainerThatHadAttached) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("attached");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE(status_->WaitForTrainer(1, "attached"));
-  ExpectNamesRankOne(KilledDuring([&] { other.reset(); }, [&] { return (*first)->Push(); }));
-  first = absl::UnknownError("");
-  ExpectNextJobTrains();
+TEST_F(DeathsTest, OfATrainerThatHadRegisteredOrAttached) {
+  for (const char* phase : {"registered", "attached"}) {
+    SCOPED_TRACE(phase);
+    ASSERT_NO_FATAL_FAILURE(AttachBeside(phase));
+    ASSERT_TRUE(status_->WaitForTrainer(1, phase));
+    ExpectNamesRankOne(KilledDuring([&] { other_.reset(); }, [&] { return first_->Push(); }));
+    ExpectNextJobTrainsWithoutThem();
+  }
 }
 
 TEST_F(DeathsTest, OfATrainerThatHadPushedWhileTheOtherWaitsForItsStep) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("pushed");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE((*first)->Push().ok());
+  ASSERT_NO_FATAL_FAILURE(PushBeside("pushed"));
   ExpectNamesRankOne(KilledDuring(
       [&] {
         EXPECT_TRUE(status_->WaitForTrainer(0, "submitted"));
-        other.reset();
+        other_.reset();
       },
-      [&] { return Step(**first); }));
-  first = absl::UnknownError("");
-  ExpectNextJobTrains();
+      [&] { return Step(*first_); }));
+  ExpectNextJobTrainsWithoutThem();
 }
 
 TEST_F(DeathsTest, OfATrainerThatHadSubmitted) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("submitted");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE((*first)->Push().ok());
+  ASSERT_NO_FATAL_FAILURE(PushBeside("submitted"));
   ASSERT_TRUE(status_->WaitForTrainer(1, "submitted"));
-  other.reset();
+  other_.reset();
   ExpectNamesRankOne(KilledDuring([] {},
                                   [&] {
                                     // Before or after the daemon has seen it: one of the next steps
                                     // names it.
-                                    absl::Status status = Step(**first);
-                                    if (status.ok()) status = Step(**first);
+                                    absl::Status status = Step(*first_);
+                                    if (status.ok()) status = Step(*first_);
                                     return status;
                                   }));
-  first = absl::UnknownError("");
-  ExpectNextJobTrains();
+  ExpectNextJobTrainsWithoutThem();
 }
 
 // Lanes are replaced; in mid-run: reformation_test.cc.
 TEST_F(DeathsTest, OfALaneBeforeThePush) {
-  auto only = OpenFirst(1);
-  ASSERT_TRUE(only.ok()) << only.status();
-  ASSERT_TRUE((*only)->Register(OneMatrix(1)).ok());
-  ASSERT_TRUE((*only)->Attach().ok());
-  FillOneMatrix(**only);
+  ASSERT_NO_FATAL_FAILURE(AttachAlone());
   KillLane();
-  const absl::Status pushed = (*only)->Push();
+  const absl::Status pushed = first_->Push();
   EXPECT_TRUE(pushed.ok()) << pushed;
-  EXPECT_TRUE(Step(**only).ok());
+  EXPECT_TRUE(Step(*first_).ok());
 }
 
 TEST_F(DeathsTest, OfALaneBetweenSteps) {
-  auto only = OpenFirst(1);
-  ASSERT_TRUE(only.ok()) << only.status();
-  ASSERT_TRUE((*only)->Register(OneMatrix(1)).ok());
-  ASSERT_TRUE((*only)->Attach().ok());
-  FillOneMatrix(**only);
-  ASSERT_TRUE((*only)->Push().ok());
+  ASSERT_NO_FATAL_FAILURE(AttachAlone());
+  ASSERT_TRUE(first_->Push().ok());
   for (int step = 0; step < 4; ++step) {
-    const absl::Status stepped = Step(**only);
+    const absl::Status stepped = Step(*first_);
     EXPECT_TRUE(stepped.ok()) << stepped;
     KillLane();
   }
 }
 
 TEST_F(DeathsTest, OfALaneWhileATrainerWaitsForTheOther) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("pushed");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE((*first)->Push().ok());
+  ASSERT_NO_FATAL_FAILURE(PushBeside("pushed"));
   // The wait goes on, for the trainer that is missing.
   ExpectNamesRankOne(KilledDuring(
       [&] {
@@ -214,21 +198,14 @@ TEST_F(DeathsTest, OfALaneWhileATrainerWaitsForTheOther) {
         KillLane();
         EXPECT_TRUE(status_->WaitFor(
             [](const auto& status) { return status.epoch() == 2 && status.lanes(1).pid() > 0; }));
-        other.reset();
+        other_.reset();
       },
-      [&] { return Step(**first); }));
-  first = absl::UnknownError("");
-  ExpectNextJobTrains();
+      [&] { return Step(*first_); }));
+  ExpectNextJobTrainsWithoutThem();
 }
 
 TEST_F(DeathsTest, ALaneThatDiesThriceInAStepEndsTheJobWithItsLastWords) {
-  auto first = OpenFirst();
-  ASSERT_TRUE(first.ok()) << first.status();
-  auto other = StartOther("pushed");
-  ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
-  ASSERT_TRUE((*first)->Attach().ok());
-  FillOneMatrix(**first);
-  ASSERT_TRUE((*first)->Push().ok());
+  ASSERT_NO_FATAL_FAILURE(PushBeside("pushed"));
   ExpectNamesLane(KilledDuring(
       [&] {
         for (uint32_t epoch = 1; epoch <= 3; ++epoch) {
@@ -240,10 +217,8 @@ TEST_F(DeathsTest, ALaneThatDiesThriceInAStepEndsTheJobWithItsLastWords) {
           KillLane();
         }
       },
-      [&] { return Step(**first); }));
-  first = absl::UnknownError("");
-  other.reset();
-  ExpectNextJobTrains();
+      [&] { return Step(*first_); }));
+  ExpectNextJobTrainsWithoutThem();
 }
 
 }  // namespace
