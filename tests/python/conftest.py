@@ -58,7 +58,7 @@ def undisturbed() -> list[str]:
         return Survivor(address, 0, 1, STEPS).finish()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks():
     """Runs functions in trainer processes, one for each rank."""
     with Ranks() as processes:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,12 @@ def folder_of(machine) -> Path:
     return Path(f"{machine.daemon.path}.mps")
 
 
+def restarts(machine) -> list[datetime]:
+    """When it was started again, by the daemon's own clock: this process may be late to see it."""
+    times = re.findall(r"time=(\S+)Z .*was started again", machine.daemon.text())
+    return list(map(datetime.fromisoformat, times))
+
+
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     command = [program(name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -171,7 +178,6 @@ def test_one_that_dies_is_started_again_and_lanes_that_start_later_have_it(machi
     os.kill(stand.pids()[0], signal.SIGKILL)
     wait_for(lambda: len(stand.pids()) == 2)
     text = until(machine.daemon.text, "was started again")
-    second = time.monotonic()
     assert re.search("level=warn .*control daemon of MPS has ended.*was ended by signal 9", text)
     machine.set({"CUDA_MPS_PIPE_DIRECTORY": str(folder)})
     wait_for((folder / "control").exists)
@@ -181,7 +187,9 @@ def test_one_that_dies_is_started_again_and_lanes_that_start_later_have_it(machi
     stand.set("fails")
     os.kill(stand.pids()[1], signal.SIGKILL)
     until(machine.daemon.text, "has ended with code 3; its last words: no GPU is here")
-    assert len(stand.pids()) == 3 and time.monotonic() - second > 1.5
+    assert len(stand.pids()) == 3
+    second, third = restarts(machine)
+    assert third - second > timedelta(seconds=1.9)
 
 
 def test_a_lane_has_the_folder_whatever_the_daemons_environment_says(machine, tmp_path):

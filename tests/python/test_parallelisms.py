@@ -15,9 +15,9 @@ from habits import TorchOptimizers, assert_same_weights, loss_of_all, torch_in_f
 from parallel_models import matrices, moonlight, transformer
 from parallel_trainer import CLIP, SET_UPS, STEPS
 from torch import nn
-from trainers import Ranks
+from trainers import Ranks, TrainerFailedError
 
-TIMEOUT_S = 250.0  # of all set-ups of as many ranks
+TIMEOUT_S = 550.0  # of all set-ups of as many ranks
 TOLERANCE = 1e-5  # of momenta and norms
 WEIGHTS_TOLERANCE = 1e-4  # AdamW divides by noise
 # How many ranks have other data, and the model, where it is not two and the transformer.
@@ -48,9 +48,18 @@ def trained(ranks, tmp_path_factory):
         with Daemons() as daemons:
             addresses = daemons.start(2, 1)
             function = parallel_trainer.all_set_ups
-            return ranks.run(function, world, addresses, str(folder), timeout_s=TIMEOUT_S)
+            try:
+                return ranks.run(function, world, addresses, str(folder), timeout_s=TIMEOUT_S)
+            except TrainerFailedError as failed:  # once, and not once for each set-up
+                return failed
 
-    return run
+    def results(world):
+        found = run(world)
+        if isinstance(found, TrainerFailedError):
+            raise found
+        return found
+
+    return results
 
 
 @pytest.fixture(scope="module")

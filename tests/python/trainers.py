@@ -1,18 +1,23 @@
 """Trainers as processes of their own, for tests with several ranks.
 
-The processes live on from test to test, since importing torch takes seconds.
+The processes live on from test to test, and are forked by one that has imported torch: each import
+would take 5 s of a processor, and 450 MB.
 """
 
 import contextlib
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 400.0  # of what hangs: a busy machine does not fail a test
+PRELOADED = ["dmuond.torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+PR_SET_PDEATHSIG = 1
 
 
 class TrainerFailedError(AssertionError):
@@ -34,7 +39,11 @@ def _environment(values: Mapping[str, str]):
         os.environ.update(before)
 
 
-def _main(connection):
+def _main(connection, environment):
+    """environment: of whoever asked for this process, which is forked by another one."""
+    os.environ.clear()
+    os.environ.update(environment)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody stays when tests are killed
     while True:
         try:
             function, rank, world, environment, arguments = connection.recv()
@@ -52,7 +61,6 @@ class Ranks:
     """As many trainer processes as have been asked for; after a failure they are new ones."""
 
     def __init__(self):
-        self._context = multiprocessing.get_context("spawn")
         self._members: list[tuple[Any, Any]] = []  # process, connection
 
     def __enter__(self):
@@ -92,9 +100,14 @@ class Ranks:
 
     def _grow(self, world: int):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # Libraries of another place, as the fake driver, are looked for when a process begins.
+        context = multiprocessing.get_context(
+            "spawn" if "LD_LIBRARY_PATH" in os.environ else "forkserver"
+        )
+        context.set_forkserver_preload(PRELOADED)
         while len(self._members) < world:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_main, args=(theirs,), daemon=True)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_main, args=(theirs, dict(os.environ)), daemon=True)
             process.start()
             theirs.close()
             self._members.append((process, ours))
