@@ -1,21 +1,33 @@
 """The example script survivor.py in processes of its own, and what they have printed."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 STEPS = 300  # of the fixture `undisturbed`
 SCRIPT = Path(__file__).parents[2] / "client/python/examples/survivor.py"
 
 
 class Survivor:
-    """One rank. Its output is read as it comes."""
+    """One rank. Its output is read as it comes.
 
-    def __init__(self, address: str, rank: int, world: int, steps: int, resume: bool = False):
+    hold: a step at which nobody reads on before `wait_for` has a later one, or `finish`. Its output
+    has room for a few lines: so it goes a few steps further, however late the test looks.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        world: int,
+        steps: int,
+        resume: bool = False,
+        hold: int | None = None,
+    ):
         environment = os.environ | {
             "DMUOND_ADDRESS": address,
             "DMUOND_RESUME": str(int(resume)),
@@ -24,22 +36,38 @@ class Survivor:
             "WORLD_SIZE": str(world),
             "OMP_NUM_THREADS": "1",
         }
+        output, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel makes it the least
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), str(steps)],
             env=environment,
-            stdout=subprocess.PIPE,
+            stdout=theirs,
             stderr=subprocess.PIPE,
             text=True,
         )
+        theirs.close()
         self.lines: list[str] = []
         self.errors = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._hold = hold
+        self._read_more = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
 
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
+    def _read(self, output: socket.socket):
+        with output, output.makefile(buffering=1) as lines:
+            for line in lines:
+                with self._read_more:
+                    self.lines.append(line.rstrip("\n"))
+                    self._read_more.notify_all()
+                    self._read_more.wait_for(lambda: self._hold is None or self.step() < self._hold)
         self.errors = self.process.stderr.read()
+        with self._read_more:
+            self._read_more.notify_all()
+
+    def _hold_at(self, step: int | None):
+        with self._read_more:
+            self._hold = step
+            self._read_more.notify_all()
 
     def step(self) -> int:
         """The last step that it has told of."""
@@ -47,14 +75,17 @@ class Survivor:
         return steps[-1] if steps else 0
 
     def wait_for(self, step: int):
-        deadline = time.monotonic() + PATIENCE_S
-        while self.step() < step:
-            assert self.process.poll() is None, self.report()
-            assert time.monotonic() < deadline, self.report()
-            time.sleep(0.005)
+        if self._hold is not None:
+            self._hold_at(step)
+        with self._read_more:
+            self._read_more.wait_for(
+                lambda: self.step() >= step or self.process.poll() is not None, PATIENCE_S
+            )
+        assert self.step() >= step, self.report()
 
     def finish(self) -> list[str]:
         """Its lines, once it has ended well."""
+        self._hold_at(None)
         self.process.wait(timeout=PATIENCE_S)
         self._reader.join()
         assert self.process.returncode == 0, self.report()
@@ -72,5 +103,6 @@ class Survivor:
         return "\n".join([*self.lines[-10:], self.errors])
 
     def end(self):
+        self._hold_at(None)
         self.process.kill()
         self.process.wait()

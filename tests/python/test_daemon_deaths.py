@@ -15,13 +15,17 @@ LEAVES_WITHIN_S = 60.0
 
 @pytest.fixture
 def start(daemons, tmp_path):
-    """Starts a job on a daemon with snapshots; its trainers end with the test."""
+    """Starts a job on a daemon with snapshots; its trainers end with the test.
+
+    The first one is held a few steps after `hold`, and so is the other.
+    """
     started = []
 
-    def start(job: str = "default", address: str | None = None):
+    def start(hold: int):
         flags = [f"--snapshot_dir={tmp_path}", f"--snapshot_every_steps={EVERY}"]
-        address = address or daemons.start(1, 2, *flags)[0]
-        trainers = [Survivor(address, rank, WORLD, STEPS) for rank in range(WORLD)]
+        address = daemons.start(1, 2, *flags)[0]
+        held = (hold, None)
+        trainers = [Survivor(address, rank, WORLD, STEPS, hold=held[rank]) for rank in range(WORLD)]
         started.extend(trainers)
         return trainers
 
@@ -57,7 +61,7 @@ def finish(trainers, undisturbed):
 def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
     daemons, start, undisturbed, tmp_path
 ):
-    trainers = start()
+    trainers = start(EVERY + 2)
     wait_for_snapshot(tmp_path)
     trainers[0].wait_for(EVERY + 2)  # at the snapshot's own step there is nothing to go back
     daemon = daemons.members[0]
@@ -71,7 +75,7 @@ def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
 
 
 def test_a_daemon_may_be_killed_again_and_again(daemons, start, undisturbed, tmp_path):
-    trainers = start()
+    trainers = start(22)
     wait_for_snapshot(tmp_path)
     for step in (22, 32, 42):
         trainers[0].wait_for(step)
@@ -84,7 +88,7 @@ def test_a_daemon_may_be_killed_again_and_again(daemons, start, undisturbed, tmp
 
 
 def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbed):
-    trainers = start()
+    trainers = start(23)
     trainers[0].wait_for(23)
     daemon = daemons.members[0]
     daemon.process.send_signal(signal.SIGTERM)
@@ -96,7 +100,7 @@ def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbe
 
 
 def test_a_trainer_and_its_daemon_may_die_together(daemons, start, undisturbed, tmp_path):
-    trainers = start()
+    trainers = start(EVERY + 2)
     wait_for_snapshot(tmp_path)
     trainers[0].wait_for(EVERY + 2)
     trainers[1].end()

@@ -33,7 +33,7 @@ def test_a_program_that_was_replaced_or_is_missing_starts_as_it_was(daemons, tmp
     shutil.copy(program("dmuond-lane"), lane)
     (address,) = daemons.start(1, 1, f"--lane_binary={lane}")
     (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS)
+    trainer = Survivor(address, 0, 1, STEPS, hold=10)
     trainer.wait_for(10)
     assert findings(address)["lanes' files"]["verdict"] == "ok"
     other = tmp_path / "new"
@@ -88,7 +88,7 @@ def test_a_library_that_was_replaced_is_refused_until_it_is_back_or_accepted(
     library = Library(loaded("libopenblas"), tmp_path)
     (address,) = daemons.start(1, 1, environments=[{"LD_LIBRARY_PATH": str(tmp_path)}])
     (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS)
+    trainer = Survivor(address, 0, 1, STEPS, hold=10)
     trainer.wait_for(10)
     assert findings(address)["lanes' files"]["verdict"] == "ok"
     refused = dmuonctl(address, "job", "accept-lanes", "default")

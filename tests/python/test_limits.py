@@ -52,7 +52,7 @@ def test_without_threads_and_processes_the_daemon_lives_and_a_dead_lane_comes_wh
 ):
     with daemon_in("pids", daemons) as (daemon, group):
         address = f"unix:{daemon.path}"
-        trainer = Survivor(address, 0, 1, STEPS)
+        trainer = Survivor(address, 0, 1, STEPS, hold=10)
         trainer.wait_for(10)
         group.set_limit(1)  # no more than there are
         os.kill(lane_pids(daemon.process.pid)[0], signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_jobs_that_begin_at_once_are_refused_what_is_not_there(daemons):
 
 def test_where_memory_runs_out_a_lane_ends_and_is_replaced(daemons, undisturbed):
     with daemon_in("memory", daemons) as (daemon, group):
-        trainer = Survivor(f"unix:{daemon.path}", 0, 1, STEPS)
+        trainer = Survivor(f"unix:{daemon.path}", 0, 1, STEPS, hold=10)
         trainer.wait_for(10)
         (lane,) = lane_pids(daemon.process.pid)
         group.set_limit(group.used() + (64 << 20))
