@@ -2,6 +2,7 @@
 
     matrix.py                     all of it
     matrix.py --sample 60         a seeded sample, the same for the same --seed
+    matrix.py --sample 6 --few    of each group and kind, and not of each point
     matrix.py --two 40            two faults at once, sampled
     matrix.py --all-at-once 20    several faults of different kinds in one run, sampled
     matrix.py --then 40           a fault that befalls who recovers from one, sampled (0: all)
@@ -98,7 +99,7 @@ def chosen(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
 
     cells = [cell for cell in cells if fits(cell)]
     if options.sample and options.sample < len(cells):
-        cells = sampled(cells, options.sample, options.seed)
+        cells = sampled(cells, options.sample, options.seed, by_point=not options.few)
     return cells
 
 
@@ -146,6 +147,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--few", action="store_true")
     parser.add_argument("--two", type=int, default=0)
     parser.add_argument("--all-at-once", type=int, default=0)
     parser.add_argument("--then", type=int)

@@ -58,7 +58,8 @@ class Footprint:
             len(list((process / "task").iterdir())),
             len((process / "maps").read_text().splitlines()),
             int(resident.split()[1]),
-            len(list(folder.iterdir())) + len(list(Path("/dev/shm").glob("*dmuond*"))),
+            len(list(folder.iterdir()))
+            + sum(path.is_file() for path in Path("/dev/shm").glob("*dmuond*")),
             len(files_below(folder / "snapshots")),
         )
 

@@ -1,4 +1,7 @@
-"""The fault matrix in every test run: a seeded sample of it, all of it with DMUOND_FAULTS=all.
+"""The fault matrix in every test run: a few cells of three groups.
+
+With --all it is a seeded sample, in which each group, kind and point is, and with DMUOND_FAULTS=all
+all of it.
 
 A cell that fails prints itself; `tests/faults/matrix.py --cell "…"` runs it again. Which ones are
 sampled DMUOND_FIRST_SEED says; in continuous integration each commit has its own.
@@ -24,9 +27,21 @@ SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of
 ALL_TAKES_S = 4 * 3600  # at most, of each test; the sample takes minutes
 TWO_AT_ONCE = 40
 RECOVERING = 40
+FEW = 4  # cells of each test, or one of each kind and group where these are more
 ROOT = Path(__file__).parents[2]
 SEED = os.environ.get("DMUOND_FIRST_SEED", "1")
 LOGS = ROOT / "build/test-logs/faults"
+ALL = os.environ.get("DMUOND_FAULTS") == "all"
+SEEDED = [f"--seed={SEED}", f"--logs={LOGS}"]
+FEW_GROUPS = dict.fromkeys(("1x2", "2x1s", USUAL_GROUPS[int(SEED) % len(USUAL_GROUPS)]))
+
+
+@pytest.fixture
+def few(request) -> list[str]:
+    """What asks the matrix for a few cells; empty in a run that takes samples, or all."""
+    if ALL or request.config.option.all:
+        return []
+    return ["--few", "--stop-seconds=6", *(f"--group={group}" for group in FEW_GROUPS), *SEEDED]
 
 
 def has_programs_of(group: str) -> bool:
@@ -37,48 +52,48 @@ def has_programs_of(group: str) -> bool:
 
 @pytest.mark.timeout(ALL_TAKES_S)
 @pytest.mark.parametrize("victim", SAMPLE)
-def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
-    arguments = [f"--victim={victim}", f"--seed={SEED}", f"--logs={LOGS}"]
-    if os.environ.get("DMUOND_FAULTS") != "all":
-        arguments += [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"]
-    assert matrix.main(arguments) == 0
+def test_what_befalls_a_process_costs_no_step_or_is_named(victim, few):
+    if few:
+        arguments = [*few, f"--sample={FEW}"]
+    else:
+        arguments = SEEDED + ([] if ALL else [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"])
+    assert matrix.main([f"--victim={victim}", *arguments]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
-def test_lanes_and_trainers_on_gpus_are_no_worse():
+def test_lanes_and_trainers_on_gpus_are_no_worse(few):
     """On the fake driver: trainers whose signals and waits are streams'."""
     needs.fake_gpus()
-    if os.environ.get("DMUOND_FAULTS") == "all":
+    if ALL:
         arguments = [f"--group={group}" for group in GPU_GROUPS]
     else:
         alone = [group for group in GPU_GROUPS if group not in RAIL_GROUPS]
-        group = alone[int(SEED) % len(alone)]
-        arguments = [f"--group={group}", "--sample=24", "--stop-seconds=6"]
-    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
+        sample = ["--few", f"--sample={FEW}"] if few else ["--sample=24"]
+        arguments = [f"--group={alone[int(SEED) % len(alone)]}", *sample, "--stop-seconds=6"]
+    assert matrix.main([*arguments, *SEEDED]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
-def test_lanes_whose_peers_say_nothing_when_they_die_are_no_worse():
+def test_lanes_whose_peers_say_nothing_when_they_die_are_no_worse(few):
     """On the fakes of driver and NCCL; all cells of these groups are the test above's."""
     needs.fake_gpus()
     group = RAIL_GROUPS[int(SEED) % len(RAIL_GROUPS)]
-    arguments = [f"--group={group}", "--sample=16", "--stop-seconds=6"]
-    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
+    sample = ["--few", f"--sample={FEW}"] if few else ["--sample=16"]
+    assert matrix.main([f"--group={group}", *sample, "--stop-seconds=6", *SEEDED]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
-def test_two_faults_at_once_are_no_worse():
-    all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
-    count, stop_s = (10 * TWO_AT_ONCE, 10) if all_of_them else (TWO_AT_ONCE, 6)
-    arguments = [f"--two={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
-    assert matrix.main(arguments) == 0
+def test_two_faults_at_once_are_no_worse(few):
+    count, stop_s = (10 * TWO_AT_ONCE, 10) if ALL else (TWO_AT_ONCE, 6)
+    arguments = [*few, f"--two={FEW}"] if few else [f"--two={count}", f"--stop-seconds={stop_s}"]
+    assert matrix.main([*arguments, *SEEDED]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
-def test_what_befalls_who_recovers_is_no_worse():
-    count, stop_s = (0, 10) if os.environ.get("DMUOND_FAULTS") == "all" else (RECOVERING, 6)
-    arguments = [f"--then={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
-    assert matrix.main(arguments) == 0
+def test_what_befalls_who_recovers_is_no_worse(few):
+    count, stop_s = (0, 10) if ALL else (RECOVERING, 6)
+    arguments = [*few, f"--then={FEW}"] if few else [f"--then={count}", f"--stop-seconds={stop_s}"]
+    assert matrix.main([*arguments, *SEEDED]) == 0
 
 
 @pytest.mark.timeout(600)
@@ -122,11 +137,10 @@ def test_a_full_or_failing_disk_costs_no_step():
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
-def test_everything_at_once_is_no_worse():
-    all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
-    count, stop_s = (200, 10) if all_of_them else (len(USUAL_GROUPS), 6)
+def test_everything_at_once_is_no_worse(few):
+    count, stop_s = (200, 10) if ALL else (len(USUAL_GROUPS), 6)
     arguments = [f"--all-at-once={count}", f"--stop-seconds={stop_s}"]
-    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
+    assert matrix.main([*few, f"--all-at-once={FEW}"] if few else [*arguments, *SEEDED]) == 0
 
 
 @pytest.mark.timeout(600)
@@ -251,6 +265,7 @@ def test_the_lines_that_mutations_disable_are_there():
     assert mutations.main(["--check"]) == 0
 
 
+@pytest.mark.rest("test_the_lines_that_mutations_disable_are_there")
 @pytest.mark.timeout(1800)
 def test_a_handful_of_mutations_is_noticed():
     assert mutations.main([f"--handful={SEED}"]) == 0
@@ -264,8 +279,8 @@ def test_a_handful_of_mutations_is_noticed():
         ("2x1s", ("trainer", "lane", "coordinator", "other"), 5),  # each goes back by a snapshot
     ],
 )
-def test_many_faults_leave_weights_descriptors_and_memory_as_they_were(group, victims, share):
-    steps = (20_000 if os.environ.get("DMUOND_SOAK") else 1_500) // share
+def test_many_faults_leave_weights_descriptors_and_memory_as_they_were(group, victims, share, few):
+    steps = (20_000 if os.environ.get("DMUOND_SOAK") else 1_000 if few else 1_500) // share
     arguments = [f"--group={group}", f"--steps={steps}", f"--seed={SEED}"]
     arguments += [f"--victim={victim}" for victim in victims]
     assert soak.main([*arguments, f"--logs={LOGS / f'soak-{group}.log'}"]) == 0

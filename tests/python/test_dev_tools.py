@@ -1,6 +1,8 @@
 """What ./dev does besides building: its checks fail where they must."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,8 +89,8 @@ def test_a_torch_of_the_system_is_used_where_it_is_new_enough(tmp_path, version,
     assert (done.returncode == 0) == usable, done.stderr
 
 
-SAYS = """import pytest
-pytest.skip("the whole module", allow_module_level=True)
+SAYS = """import needs
+needs.package("nobody.has.this")
 """
 SKIPS = """import pytest
 @pytest.mark.skipif(True, reason="by a mark")
@@ -96,6 +98,8 @@ SKIPS = """import pytest
 def test_marked(a): pass
 def test_asks(): pytest.skip("as it runs")
 def test_runs(): pass
+@pytest.mark.rest("test_runs shows most of it")
+def test_rest(): pass
 """
 OF_GOOGLETEST = """[ RUN      ] SomeTest.Skips/0
 some_test.cc:7: Skipped
@@ -105,21 +109,26 @@ only root can
 [  SKIPPED ] 1 test, listed below:"""
 
 
-def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path):
+def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path, monkeypatch):
     logs, build = tmp_path / "logs", tmp_path / "build/cpu"
     logs.mkdir()
     build.mkdir(parents=True)
-    (tmp_path / "test_says.py").write_text(SAYS)
+    for module in ("says", "says_too"):  # at one place, for one reason
+        (tmp_path / f"test_{module}.py").write_text(SAYS)
     (tmp_path / "test_skips.py").write_text(SKIPS)
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    paths = f"testpaths = {tmp_path}\npythonpath = {ROOT / 'tests/python'}\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{paths}")
     (build / "said").write_text(OF_GOOGLETEST)
     (build / "CTestTestfile.cmake").write_text(
         "add_test(some_test cat said)\nadd_test(other_test true)\n"
         "set_tests_properties(other_test PROPERTIES DISABLED TRUE)\n"
     )
     runs = {
-        "pytest": [sys.executable, "-m", "pytest", f"--junitxml={logs}/pytest.xml", tmp_path],
+        "pytest": [sys.executable, "-m", "pytest", "-n2", f"--junitxml={logs}/pytest.xml"],
         "cpu": ["ctest", "--test-dir", build],
     }
+    monkeypatch.delenv("CI", raising=False)
     for name, command in runs.items():
         with (logs / f"{name}.log").open("w") as log:
             subprocess.run(command, cwd=tmp_path, stdout=log, check=True)
@@ -129,15 +138,19 @@ def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path):
         check=True,
         text=True,
     )
-    first, *lines = told.stdout.strip().splitlines()
-    assert first == "skipped: 6"
-    assert lines == [
-        "  other_test: disabled",
+    assert told.stdout.splitlines() == [
+        "",
+        "left to ./dev test --all: 1",
+        "  test_skips::test_rest: test_runs shows most of it",
+        "",
+        "skipped: 7",
         "  SomeTest.Skips/0: only root can",
-        "  test_says: the whole module",
+        "  other_test: disabled",
+        "  test_says: needs the Python package nobody.has.this (./dev setup --frameworks)",
+        "  test_says_too: needs the Python package nobody.has.this (./dev setup --frameworks)",
+        "  test_skips::test_asks: as it runs",
         "  test_skips::test_marked[1]: by a mark",
         "  test_skips::test_marked[2]: by a mark",
-        "  test_skips::test_asks: as it runs",
     ]
 
 
@@ -153,3 +166,82 @@ def test_what_a_test_needs_and_the_machine_lacks_fails_in_ci_alone(monkeypatch, 
     ):
         with pytest.raises(ends, match="nobody.has.this"):
             lacks()
+
+
+def which_tests(*arguments: str) -> list[str]:
+    command = [sys.executable, ROOT / "tools/dev/which_tests.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == bool(done.stdout.strip()), done.stderr
+    return done.stdout.strip().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("language", "name", "found"),
+    [
+        ("cpp", "clip", ["cpp clip_test"]),
+        ("cpp", "step_simulation_test", ["cpp step_simulation_test"]),
+        ("cpp", "WhoWaitsForASnapshotThatHangs", ["*WhoWaitsForASnapshotThatHangs*"]),
+        ("python", "dev_tools", ["python tests/python/test_dev_tools.py"]),
+        ("python", "test_dev_tools.py", ["python tests/python/test_dev_tools.py"]),
+        ("python", "tests/python/test_x.py", []),
+        ("python", "clang_tidy", ["python tests/python/test_dev_tools.py -k clang_tidy"]),
+        ("python", "test_dev_tools.py::test_a", ["python tests/python/test_dev_tools.py::test_a"]),
+    ],
+)
+def test_a_test_is_found_by_its_files_name_or_its_own(language, name, found):
+    lines = which_tests(language, name)
+    assert len(lines) == len(found)
+    assert all(line.endswith(end) for line, end in zip(lines, found, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    ("changed", "near", "far"),
+    [
+        ("scheduler/job/node_job.cc", "cpp node_job_record_test", "cpp clip_test"),
+        ("server/daemon/calls/job_calls.cc", "cpp sessions_test", "cpp hanging_disk_test"),
+        ("proto/dmuond/wire/frame.h", "cpp frame_test", "cpp clip_test"),
+        ("tests/scheduler/clip_test.cc", "cpp clip_test", "cpp plan_test"),
+        ("tests/server/system/disk_driver.h", "cpp hanging_disk_test", "cpp leak_test"),
+        (
+            "client/python/src/dmuond/torch/loop_state.py",
+            "python tests/python/test_loop_state.py",
+            "python tests/python/test_wheel.py",
+        ),
+        (
+            "client/python/src/dmuond/torch/fused.py",
+            "python tests/python/test_torch_options.py",
+            "python tests/python/test_wheel.py",
+        ),
+        (
+            "tests/python/survivors.py",
+            "python tests/python/test_daemon_deaths.py",
+            "python tests/python/test_wheel.py",
+        ),
+        (
+            "docs/errors.md",
+            "python tests/python/test_errors_page.py",
+            "python tests/python/test_wheel.py",
+        ),
+    ],
+)
+def test_tests_that_are_near_to_a_changed_file_are_found(changed, near, far):
+    lines = which_tests("changed", changed)
+    assert near in lines and far not in lines, lines
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (["--every"], "unknown option --every"),
+        (["--faults=some"], "unknown option --faults=some"),
+        (["--cpp=a", "--changed"], "one of --cpp=NAME, --python=NAME and --changed"),
+        (["--changed", "--all"], "beside --changed, .* have no effect"),
+        (["--python=wheel", "--cpp"], "beside --python, .* have no effect"),
+        (["--cpp", "--", "-k", "oldest"], "no Python tests are run, which would get: -k oldest"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(options, refusal):
+    script = 'die() { echo "$*" >&2; exit 1; }; . tools/dev/test.sh; setup_all() { die set up; }'
+    refused = bash(script + '; cmd_test "$@"', *options)
+    assert refused.returncode == 1
+    assert re.search(refusal, refused.stderr), refused.stderr

@@ -135,7 +135,7 @@ add_custom_target(tsan_tests)
 function(dmuond_test name)
   cmake_parse_arguments(ARG "ALONE;COMPUTES" "HEADERS;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)  # of what hangs, on a busy machine, too
   endif()
   if(DMUOND_SANITIZE)  # takes three times as long
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
@@ -166,8 +166,22 @@ function(dmuond_test name)
   # Daemons under test end where a state machine meets an event that it cannot have.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT DMUOND_CHECKED=1)
+  dmuond_test_cost(${name})
   if("tsan" IN_LIST ARG_LABELS)
     add_dependencies(tsan_tests ${name})
+  endif()
+endfunction()
+
+# The order in which tests begin, and how many at once, by two lists of tests/CMakeLists.txt: ctest runs twice as many
+# as there are processors, because most wait more than they compute; one that computes counts as two.
+function(dmuond_test_cost name)
+  list(FIND DMUOND_SLOWEST ${name} place)
+  if(NOT place EQUAL -1)
+    math(EXPR cost "100 - ${place}")
+    set_tests_properties(${name} PROPERTIES COST ${cost})
+  endif()
+  if(name IN_LIST DMUOND_COMPUTING)
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
   endif()
 endfunction()
 
@@ -226,7 +240,8 @@ function(dmuond_fuzz name)
   add_executable(${name})
   target_link_libraries(${name} PRIVATE ${name}_target fuzz_driver)
   add_test(NAME ${name} COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS} ${ARG_ITERATIONS})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+  dmuond_test_cost(${name})
   if(DMUOND_SANITIZE STREQUAL "address")
     add_executable(${name}_libfuzzer)
     target_link_libraries(${name}_libfuzzer PRIVATE ${name}_target)
@@ -237,6 +252,6 @@ function(dmuond_fuzz name)
     add_test(NAME ${name}_minute COMMAND ${name}_libfuzzer -max_total_time=60 -print_final_stats=1
       -timeout=60 -rss_limit_mb=2048 -malloc_limit_mb=1024
       -artifact_prefix=${found}- ${found} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS})
-    set_tests_properties(${name}_minute PROPERTIES TIMEOUT 180 LABELS fuzz)
+    set_tests_properties(${name}_minute PROPERTIES TIMEOUT 180 LABELS fuzz PROCESSORS 2)
   endif()
 endfunction()

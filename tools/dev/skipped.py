@@ -1,4 +1,4 @@
-"""Names the tests that a run of ./dev test has skipped, and why.
+"""Names the tests that a run of ./dev test has skipped or left to --all, and why.
 
 Usage: skipped.py LOGS BUILD. LOGS has pytest.xml, where pytest has run, and PRESET.log, where ctest
 has run for a preset; what the programs of C++ have said is in ctest's log below BUILD/PRESET.
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+LEFT = "left to ./dev test --all: "  # tests/conftest.py says so
 NOT_RUN = re.compile(r"^\t *\d+ - (\S+) \((Disabled|Skipped|Not Run)\)$", re.M)
 # pytest's words where a module has skipped all of its tests.
 OF_MODULE = re.compile(r"^\(.*'Skipped: (.*)'\)$", re.S)
@@ -45,9 +46,13 @@ def main(logs: Path, build: Path) -> None:
             found += of_pytest(report) if report.exists() else [("pytest", "it has no report")]
         else:
             found += of_ctest(log, build / log.stem / "Testing/Temporary/LastTest.log")
-    print(f"\nskipped: {len(found)}")
-    for name, reason in found:
-        print(f"  {name}: {reason}")
+    left = [(name, why.removeprefix(LEFT)) for name, why in found if why.startswith(LEFT)]
+    skipped = [(name, why) for name, why in found if not why.startswith(LEFT)]
+    for what, tests in (("left to ./dev test --all", left), ("skipped", skipped)):
+        if tests or what == "skipped":
+            print(f"\n{what}: {len(tests)}")
+        for name, reason in sorted(tests):
+            print(f"  {name}: {reason}")
 
 
 if __name__ == "__main__":

@@ -4,44 +4,99 @@
 CTEST_UNDER=() # a command that ctest runs under
 
 cmd_test() {
-  local sanitizers=() cpp=1 python=1 more=() failed=()
+  local all= sanitizers=() parts=() how=() more=() failed=()
   while [ $# -gt 0 ]; do
     case $1 in
       --asan | --tsan) sanitizers+=("${1#--}") ;;
-      --all) sanitizers=(asan tsan) ;;
-      --cpp) python= ;;
-      --python) cpp= ;;
+      --all) all=--all sanitizers=(asan tsan) ;;
+      --cpp | --python) parts+=("${1#--}") ;;
+      --cpp=?* | --python=?* | --changed)
+        [ ${#how[@]} = 0 ] || die "test: one of --cpp=NAME, --python=NAME and --changed at a time"
+        how=("${1%%=*}")
+        [ "$1" = --changed ] || how+=("${1#*=}")
+        ;;
       --soak) export DMUOND_SOAK=1 ;;
-      --faults=*) export DMUOND_FAULTS=${1#*=} ;;
+      --faults=all) export DMUOND_FAULTS=all ;;
       --) shift; more=("$@"); break ;;
       *) die "test: unknown option $1 (see ./dev help)" ;;
     esac
     shift
   done
+  [ ${#parts[@]} -gt 0 ] || [ ${#how[@]} -gt 0 ] || parts=(cpp python)
+  [ ${#how[@]} = 0 ] || [ -z "$all${sanitizers[*]}${parts[*]}" ] ||
+    die "test: beside ${how[0]}, which says what is run, --all, --asan, --tsan, --cpp and --python have no effect"
+  [ ${#more[@]} = 0 ] || [[ "${how[*]} ${parts[*]}" = *python* ]] ||
+    die "test: no Python tests are run, which would get: ${more[*]}"
   setup_all
   rm -rf build/test-logs
   mkdir -p build/test-logs
+  # Simulations and mutations: a tenth of the seeds.
+  [ -n "$all" ] || export DMUOND_SCHEDULES=${DMUOND_SCHEDULES:-10000}
+  if [ ${#how[@]} = 0 ]; then test_all_of_tier; else test_named; fi
+  show_summary | tee build/test-logs/summary.txt
+  [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
+}
 
+test_all_of_tier() {
+  local part sanitizer
   say "building"
-  build_preset cpu
+  build_preset cpu programs client/all tests/all
   build_python
   use_programs cpu
-  if [ -n "$cpp" ]; then
-    say "C++ tests"
-    run_ctest cpu 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
-  fi
-  if [ -n "$python" ]; then
-    say "Python tests"
-    "$PYTHON" -m pytest --junitxml=build/test-logs/pytest.xml "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
-  fi
-  local sanitizer
+  for part in "${parts[@]}"; do
+    case $part in
+      cpp) say "C++ tests"; run_ctest cpu 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest) ;;
+      # Who passes something to pytest says how many processes it has.
+      python)
+        say "Python tests"
+        [ ${#more[@]} -gt 0 ] || more=(-n "$(count_waiting_jobs)" --dist=loadfile --no-loadscope-reorder)
+        run_pytest $all "${more[@]}"
+        ;;
+    esac
+  done
   for sanitizer in "${sanitizers[@]}"; do
     say "C++ tests under $sanitizer"
     "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
   done
-  show_summary | tee build/test-logs/summary.txt
-  [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
 }
+
+# The lines of tools/dev/which_tests.py: `cpp FILE [TEST]`, `python ARGUMENT...`.
+test_named() {
+  local lines kind what filter program files=() python=()
+  lines=$("$PYTHON" tools/dev/which_tests.py "${how[0]#--}" "${how[@]:1}") || {
+    [ "${how[0]}" = --changed ] && return
+    die "test: no test is called '${how[1]}'"
+  }
+  say "tests:" $'\n'"$lines"
+  while read -r kind what filter; do
+    case $kind in
+      cpp) files+=("$what") ;;
+      python) python+=("$what" $filter) ;;
+    esac
+  done <<< "$lines"
+  [ ${#files[@]} = 0 ] || build_preset cpu "${files[@]}"
+  [ ${#python[@]} = 0 ] || build_preset cpu programs python_tests
+  build_python
+  use_programs cpu
+  filter=$(sed -n 's/^cpp [^ ]* //p' <<< "$lines" | head -n 1)
+  if [ -n "$filter" ]; then  # one test, or those of its name
+    for what in "${files[@]}"; do
+      program=$(ctest --test-dir build/cpu -N -V -R "^$what\$" | sed -n 's/^.*Test command: \([^ ]*\).*/\1/p')
+      DMUOND_CHECKED=1 "$program" "--gtest_filter=$filter" || failed+=("$what")
+    done
+  elif [ ${#files[@]} -gt 0 ]; then
+    run_ctest cpu -R "^($(IFS='|'; echo "${files[*]}"))\$" 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
+  fi
+  [ ${#python[@]} = 0 ] || run_pytest "${python[@]}" "${more[@]}"
+}
+
+run_pytest() { # ARGUMENT...
+  "$PYTHON" -m pytest --junitxml=build/test-logs/pytest.xml "$@" 2>&1 |
+    tee build/test-logs/pytest.log || failed+=(pytest)
+}
+
+# Tests wait more than they compute.
+count_waiting_jobs() { echo $((2 * $(count_jobs))); }
 
 # The closing lines of every test run, together, and what was skipped: the end of the output tells the whole.
 show_summary() {
@@ -64,7 +119,7 @@ run_ctest() { # PRESET [OPTION...]
   local preset=$1
   shift
   "${CTEST_UNDER[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-label-summary \
-    --no-tests=error -j "$(count_jobs)" "$@"
+    --no-tests=error -j "$(count_waiting_jobs)" "$@"
 }
 
 # errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
