@@ -3,7 +3,22 @@
 import pytest
 
 # Each of pytest's processes takes one file after another: those that take longest come first.
-LONGEST = ()
+LONGEST = (
+    "test_faults",
+    "test_parallelisms",
+    "test_fsdp2",
+    "test_mesh_roles",
+    "test_gpu_join",
+    "test_daemon_deaths",
+    "test_fsdp2_deaths",
+    "test_frameworks",
+    "test_torch_habits",
+    "test_distribution",
+    "test_golden_bits",
+    "test_limits",
+    "test_other_worlds",
+    "test_conformance",
+)
 
 
 def pytest_addoption(parser):

@@ -65,7 +65,10 @@ def ranks():
         yield processes
 
 
-@pytest.fixture(params=["plain", "poison"])
+PLAIN = pytest.mark.rest("the same tests with poison, which ask for more")
+
+
+@pytest.fixture(params=[pytest.param("plain", marks=PLAIN), "poison"])
 def poison(request, monkeypatch):
     """A test that uses this runs twice: once with weights that are NaN until they are published."""
     monkeypatch.setenv("DMUOND_POISON", str(int(request.param == "poison")))

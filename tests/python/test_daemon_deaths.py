@@ -74,6 +74,7 @@ def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
     assert "waiting up to 120 s for its successor" in trainers[0].errors
 
 
+@pytest.mark.rest("test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot")
 def test_a_daemon_may_be_killed_again_and_again(daemons, start, undisturbed, tmp_path):
     trainers = start(22)
     wait_for_snapshot(tmp_path)
@@ -99,6 +100,7 @@ def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbe
     assert "with the daemon's successor; nothing is lost" in trainers[0].errors
 
 
+@pytest.mark.rest("survival_test, with trainers in C++")
 def test_a_trainer_and_its_daemon_may_die_together(daemons, start, undisturbed, tmp_path):
     trainers = start(EVERY + 2)
     wait_for_snapshot(tmp_path)

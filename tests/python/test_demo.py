@@ -14,6 +14,7 @@ from dmuond.demo.runs import Run
 STEPS = 12
 
 
+@pytest.mark.rest("./dev demo")
 def test_a_short_demo_survives_its_three_deaths(tmp_path, monkeypatch):
     monkeypatch.delenv("DMUOND_RECONNECT_S")  # conftest's: here a daemon has a successor
     ended = subprocess.run(

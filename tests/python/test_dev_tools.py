@@ -140,8 +140,8 @@ def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path, m
     )
     assert told.stdout.splitlines() == [
         "",
-        "left to ./dev test --all: 1",
-        "  test_skips::test_rest: test_runs shows most of it",
+        "left to ./dev test --all: 1; of each file, and what shows most of them:",
+        "  test_skips, 1: test_runs shows most of it",
         "",
         "skipped: 7",
         "  SomeTest.Skips/0: only root can",

@@ -117,6 +117,7 @@ def test_all_ranks_start_again_at_the_snapshot_when_their_daemon_was_killed(
     assert all(step >= EVERY for step in again)
 
 
+@pytest.mark.rest("test_all_ranks_start_again_at_the_snapshot_when_their_daemon_was_killed")
 def test_all_ranks_start_again_at_the_same_step_when_one_was_killed(run, undisturbed):
     run.wait_for(f"step {2 * EVERY + 5} ")
     run.ranks[1].kill()

@@ -6,6 +6,7 @@ has run for a preset; what the programs of C++ have said is in ctest's log below
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -48,11 +49,16 @@ def main(logs: Path, build: Path) -> None:
             found += of_ctest(log, build / log.stem / "Testing/Temporary/LastTest.log")
     left = [(name, why.removeprefix(LEFT)) for name, why in found if why.startswith(LEFT)]
     skipped = [(name, why) for name, why in found if not why.startswith(LEFT)]
-    for what, tests in (("left to ./dev test --all", left), ("skipped", skipped)):
-        if tests or what == "skipped":
-            print(f"\n{what}: {len(tests)}")
-        for name, reason in sorted(tests):
-            print(f"  {name}: {reason}")
+    if left:
+        print(
+            f"\nleft to ./dev test --all: {len(left)}; of each file, and what shows most of them:"
+        )
+        by_file = Counter((name.partition("::")[0], why) for name, why in left)
+        for (file, why), count in sorted(by_file.items()):
+            print(f"  {file}, {count}: {why}")
+    print(f"\nskipped: {len(skipped)}")
+    for name, reason in sorted(skipped):
+        print(f"  {name}: {reason}")
 
 
 if __name__ == "__main__":
