@@ -18,10 +18,9 @@ from types import MappingProxyType
 import grpc
 
 ROOT = Path(__file__).parents[2]
-READY_TIMEOUT_S = 30.0
-PATIENCE_S = 30.0
+# What has not happened by then never does: a busy machine fails no test.
+HANGS_AFTER_S = 180.0
 STOP_TIMEOUT_S = 20.0
-SNAPSHOT_TIMEOUT_S = 180.0
 
 
 def program(name: str) -> Path:
@@ -57,7 +56,7 @@ def lane_pids(daemon: int) -> list[int]:
 
 def until(look, pattern: str) -> str:
     """Looks again until the pattern is there."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not re.search(pattern, text := look()):
         assert time.monotonic() < deadline, f"{pattern!r} is not in\n{text}"
         time.sleep(0.02)
@@ -65,7 +64,7 @@ def until(look, pattern: str) -> str:
 
 
 def wait_for_snapshot(folder: Path) -> None:
-    deadline = time.monotonic() + SNAPSHOT_TIMEOUT_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not files_below(folder, "manifest.json"):
         assert time.monotonic() < deadline, "no snapshot was made"
         time.sleep(0.005)
@@ -108,7 +107,7 @@ def dmuonctl(address: str, *arguments: str) -> subprocess.CompletedProcess:
         [program("dmuonctl"), f"--address={address}", *arguments],
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE_S,
+        timeout=HANGS_AFTER_S,
     )
 
 
@@ -142,12 +141,12 @@ class Daemon:
         )
 
     def wait_ready(self):
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + HANGS_AFTER_S
         while not is_ready(self.path):
             if self.process.poll() is not None:
                 raise RuntimeError(f"dmuond ended with {self.process.returncode}:\n{self.text()}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"dmuond was not ready in {READY_TIMEOUT_S} s:\n{self.text()}")
+                raise TimeoutError(f"dmuond was not ready in {HANGS_AFTER_S} s:\n{self.text()}")
             time.sleep(0.02)
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ import subprocess
 
 import dmuond
 import pytest
-from daemons import PATIENCE_S, program, until
+from daemons import HANGS_AFTER_S, program, until
 from test_core_client import scalars, two_matrices
 
 NOBODY = 65534
@@ -20,7 +20,7 @@ def ctl(address: str, *arguments: str, tool: str | None = None) -> subprocess.Co
         [tool or program("dmuonctl"), *arguments, f"--address={address}"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=HANGS_AFTER_S,
         **nobody,
     )
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 from core_trainer import Job, Tensor, together, whole
-from daemons import Daemons, dmuonctl, until
+from daemons import HANGS_AFTER_S, Daemons, dmuonctl, until
 from dmuond import environment, launch, places, types
 
 SQUARE = Tensor("square", (16, 16))
-WITHIN_S = 60
 
 
 def job_of(world: int, name: str) -> Job:
@@ -80,7 +79,7 @@ class Script:
         assert self.process.stdout.readline() == "trained\n", self.process.communicate()[1]
 
     def last_words(self) -> str:
-        return self.process.communicate(timeout=WITHIN_S)[1]
+        return self.process.communicate(timeout=HANGS_AFTER_S)[1]
 
 
 def wait_until_gone(address: str) -> None:

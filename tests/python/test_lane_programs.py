@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from daemons import PATIENCE_S, dmuonctl, lane_pids, program, until
+from daemons import HANGS_AFTER_S, dmuonctl, lane_pids, program, until
 from survivors import STEPS, Survivor
 
 
@@ -17,7 +17,7 @@ def replaced_lane(daemon) -> None:
     """Kills the only lane, and waits for its successor."""
     (lane,) = lane_pids(daemon.process.pid)
     os.kill(lane, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not set(lane_pids(daemon.process.pid)) - {lane}:
         assert time.monotonic() < deadline, daemon.text()
         time.sleep(0.01)

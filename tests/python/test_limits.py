@@ -17,7 +17,7 @@ from certificates import tls_flags
 from cgroups import cgroup
 from core_trainer import Job, Tensor, whole
 from daemons import (
-    PATIENCE_S,
+    HANGS_AFTER_S,
     dmuonctl,
     free_port,
     lane_pids,
@@ -66,7 +66,7 @@ def test_without_threads_and_processes_the_daemon_lives_and_a_dead_lane_comes_wh
         assert dmuonctl(address, "status").returncode == 0
         group.set_limit(1)
         daemon.process.terminate()
-        assert daemon.process.wait(PATIENCE_S) == 0
+        assert daemon.process.wait(HANGS_AFTER_S) == 0
 
 
 @as_root
@@ -76,7 +76,7 @@ def test_a_daemon_that_gets_no_threads_at_its_start_says_so(tmp_path):
         [*AS_UID, "prlimit", "--nproc=1:1", program("dmuond"), f"--socket={tmp_path}/d/d.sock"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=HANGS_AFTER_S,
     )
     assert done.returncode == 1
     assert "no thread can be started for the daemon" in done.stderr
@@ -94,7 +94,7 @@ def begin(address: str, name: str, all_have: threading.Barrier) -> str:
             session.register(parameters, fragments, [types.GroupConfig(preset=job.preset)])
         except dmuond.Error as refused:
             reason = refused.reason
-        all_have.wait(PATIENCE_S)
+        all_have.wait(HANGS_AFTER_S)
     return reason
 
 

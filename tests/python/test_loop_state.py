@@ -11,12 +11,12 @@ import dmuond
 import numpy as np
 import pytest
 import torch
+from daemons import HANGS_AFTER_S
 from dmuond.torch import LoopState
 from habits import ADAMW_LR, LR, STEPS, loss_of, make_model, make_optimizer, weights
 from torch.optim import lr_scheduler
 
 SCRIPT = Path(__file__).parent / "loop_trainer.py"
-PATIENCE_S = 120.0
 
 
 def lives(address: str, *deaths: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def lives(address: str, *deaths: str) -> dict[str, str]:
         [sys.executable, str(SCRIPT), "12", *deaths],
         env=os.environ | {"DMUOND_ADDRESS": address, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        timeout=PATIENCE_S,
+        timeout=HANGS_AFTER_S,
         text=True,
         check=True,
     ).stdout

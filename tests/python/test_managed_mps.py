@@ -15,14 +15,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from daemons import program, until
+from daemons import HANGS_AFTER_S, program, until
 from gpu_machine import Machine
 from test_core_on_gpus import weights_on_gpus
 from trainers import Ranks
 
 PROGRAM = "nvidia-cuda-mps-control"
 LANE_PROGRAM = program("dmuond-lane-fake")
-WITHIN_S = 20.0
 
 STAND_IN = f"""#!{sys.executable} -IS
 import os, signal, socket, sys
@@ -52,7 +51,7 @@ while True:
 
 
 def wait_for(what) -> None:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -129,7 +128,7 @@ def test_lanes_and_trainers_use_the_control_daemon_that_goes_with_its_daemon(mac
     weights_on_gpus(machine, 1)
 
     machine.daemon.process.terminate()
-    assert machine.daemon.process.wait(WITHIN_S) == 0
+    assert machine.daemon.process.wait(HANGS_AFTER_S) == 0
     assert not lives(int(pid)) and not folder.exists()
 
 
@@ -159,7 +158,7 @@ def test_a_successor_takes_over_what_a_killed_daemon_has_left(machine, stand):
     (pid,) = stand.pids()
     assert lives(pid) and "was taken over" in machine.daemon.text()
     machine.daemon.process.terminate()
-    assert machine.daemon.process.wait(WITHIN_S) == 0
+    assert machine.daemon.process.wait(HANGS_AFTER_S) == 0
     assert not lives(pid) and not folder.exists()
 
 
@@ -222,7 +221,7 @@ def test_a_daemon_that_is_told_to_leave_before_it_listens_ends_it(machine, daemo
     (daemon,) = daemons.members
     wait_for(stand.pids)
     daemon.process.terminate()
-    assert daemon.process.wait(WITHIN_S) == 0
+    assert daemon.process.wait(HANGS_AFTER_S) == 0
     assert not lives(stand.pids()[0]) and not Path(f"{daemon.path}.mps").exists()
 
 
@@ -237,7 +236,7 @@ def test_one_that_does_not_end_is_killed(machine, stand):
     stand.set("stays")
     machine.start_daemon(1, "--mps=managed")
     machine.daemon.process.terminate()
-    assert machine.daemon.process.wait(WITHIN_S) == 0
+    assert machine.daemon.process.wait(HANGS_AFTER_S) == 0
     assert "did not end and is killed" in machine.daemon.text()
     assert not lives(stand.pids()[0]) and not folder_of(machine).exists()
 

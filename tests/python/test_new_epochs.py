@@ -10,12 +10,11 @@ import dmuond
 import numpy as np
 import pytest
 from core_trainer import Job, Tensor, whole
-from daemons import lane_pids
+from daemons import HANGS_AFTER_S, lane_pids
 from dmuond import types
 
 WIDE = Tensor("wide", (16, 24), reduce_factor=0.5)
 JOB = Job((WIDE,), ((whole(WIDE),),) * 2)
-PATIENCE_S = 60.0
 
 
 def on_both(function):
@@ -32,7 +31,7 @@ def on_both(function):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(HANGS_AFTER_S)
         assert not thread.is_alive()
     if failures:
         raise failures[0]
@@ -58,7 +57,7 @@ def kill_lane_and_wait(daemons, session):
     published = max(session._published_attempts())
     (lane,) = lane_pids(daemons.members[0].process.pid)
     os.kill(lane, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while max(session._published_attempts()) >> 32 == published >> 32:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -88,7 +87,7 @@ def test_a_push_that_is_waiting_for_the_other_rank_survives_with_its_weights(pai
             session._link.channel.push = send
             session.push()
             return
-        assert sent.wait(PATIENCE_S)
+        assert sent.wait(HANGS_AFTER_S)
         kill_lane_and_wait(daemons, session)
         assert not np.all(weight == 42.0)  # the masters came
         with pytest.raises(dmuond.FailedPreconditionError) as caught:
@@ -125,5 +124,5 @@ def test_state_can_be_read_while_lanes_are_replaced(pair, daemons):
     reader.start()
     kill_lane_and_wait(daemons, pair[1].session)
     stop.set()
-    reader.join(PATIENCE_S)
+    reader.join(HANGS_AFTER_S)
     assert not reader.is_alive() and not wrong

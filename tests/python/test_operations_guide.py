@@ -10,7 +10,7 @@ from pathlib import Path
 import core_trainer
 import pytest
 from core_trainer import Job, Tensor, whole
-from daemons import PATIENCE_S, Daemon, program, until
+from daemons import HANGS_AFTER_S, Daemon, program, until
 from test_new_epochs import on_both
 
 GUIDE = " ".join((Path(__file__).parents[2] / "docs/operations.md").read_text().split())
@@ -130,7 +130,7 @@ def test_a_node_that_is_taken_down_says_what_is_saved(group):
     assert re.fullmatch(
         as_the_guide_says("left after step 1234, which is saved") + "\n", ctl(second, "drain")
     )
-    assert second.process.wait(PATIENCE_S) == 0
+    assert second.process.wait(HANGS_AFTER_S) == 0
     for daemon in (first, second):
         until(daemon.text, as_the_guide_says("a daemon is leaving") + '" node=1 step=2')
     until(lambda: ctl(first, "status"), "missing: node 1")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemons import program
+from daemons import HANGS_AFTER_S, program
 
 STEPS = 9
-PATIENCE_S = 120
 TRAINER = Path(__file__).with_name("world_trainer.py")
 
 
@@ -26,7 +25,7 @@ def torchrun(daemons, tmp_path):
             [sys.executable, "-m", *launcher, TRAINER, *map(str, arguments)],
             env=os.environ | variables,
             stderr=subprocess.PIPE,
-            timeout=PATIENCE_S,
+            timeout=HANGS_AFTER_S,
             text=True,
         )
 
@@ -35,7 +34,7 @@ def torchrun(daemons, tmp_path):
             [program("dmuonctl"), f"--address={address}", "job", "end", job, "--save"],
             check=True,
             stdout=subprocess.PIPE,
-            timeout=PATIENCE_S,
+            timeout=HANGS_AFTER_S,
             text=True,
         ).stdout
 

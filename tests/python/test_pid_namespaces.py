@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pid_namespace
 import pytest
-from daemons import Daemon, dmuonctl, program, until
+from daemons import HANGS_AFTER_S, Daemon, dmuonctl, program, until
 from test_fault_point import Driver
 
 TRAINER = Path(__file__).with_name("scribbling_trainer.py")
-PATIENCE_S = 60.0
 STEPS = 8
 STANDS_AFTER = 3
 
@@ -59,7 +58,7 @@ class Trainer:
         self.process.stdin.flush()
 
     def rest(self) -> list[str]:
-        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        output, _ = self.process.communicate(timeout=HANGS_AFTER_S)
         self.lines += output.splitlines()
         return self.lines
 

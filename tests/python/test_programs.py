@@ -15,12 +15,11 @@ from pathlib import Path
 import dmuond
 import grpc
 import pytest
-from daemons import ROOT, free_port, program, secret_file
+from daemons import HANGS_AFTER_S, ROOT, free_port, program, secret_file
 from test_core_client import scalars, two_matrices
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"  # ServerReflectionRequest.list_services = ""
-WITHIN_S = 20.0
 
 
 def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -42,7 +41,7 @@ def train(address: str, steps: int = 2) -> None:
 
 
 def wait_for(what) -> None:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -301,7 +300,7 @@ def test_a_daemon_that_is_told_to_stop_while_it_is_being_loaded_ends_well(tmp_pa
     for _ in range(library):
         next(called)
     daemon.terminate()
-    daemon.communicate(timeout=WITHIN_S)
+    daemon.communicate(timeout=HANGS_AFTER_S)
     assert daemon.returncode == 0
 
 
@@ -313,7 +312,7 @@ def test_a_runner_that_is_told_to_stop_at_once_has_its_daemon_end_well():
         children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
         wait_for(children.read_text)  # the daemon, which is being loaded
         runner.terminate()
-        said = runner.communicate(timeout=WITHIN_S)[1]
+        said = runner.communicate(timeout=HANGS_AFTER_S)[1]
         assert runner.returncode == 128 + signal.SIGTERM
         assert "the daemon ended" not in said, said
 

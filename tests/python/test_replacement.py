@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from daemons import HANGS_AFTER_S
+
 STEPS = 40
-PATIENCE_S = 120.0
 TRAINER = Path(__file__).parents[2] / "client/python/examples/survivor.py"
 
 
@@ -29,7 +30,7 @@ def start(address: str, rank: int, resume: bool = False) -> subprocess.Popen:
 
 
 def finished(trainer: subprocess.Popen) -> list[str]:
-    output, _ = trainer.communicate(timeout=PATIENCE_S)
+    output, _ = trainer.communicate(timeout=HANGS_AFTER_S)
     assert trainer.returncode == 0
     return output.splitlines()
 
@@ -81,7 +82,7 @@ def test_torchrun_starts_all_ranks_again_where_their_job_stands(daemons, tmp_pat
         env=os.environ | {"DMUOND_ADDRESS": address, "OMP_NUM_THREADS": "1"},
     ) as launcher:
         try:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + HANGS_AFTER_S
             while len(lines(0, 1)) < 10:
                 assert launcher.poll() is None
                 assert time.monotonic() < deadline
@@ -89,7 +90,7 @@ def test_torchrun_starts_all_ranks_again_where_their_job_stands(daemons, tmp_pat
             workers = workers_of(launcher)
             assert len(workers) == 2
             os.kill(workers[1], signal.SIGKILL)
-            assert launcher.wait(PATIENCE_S) == 0
+            assert launcher.wait(HANGS_AFTER_S) == 0
         finally:
             launcher.kill()
     for rank in range(2):

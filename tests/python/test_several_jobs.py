@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from core_trainer import Job, Tensor, together, whole
-from daemons import Daemons, dmuonctl, lane_pids, until
+from daemons import HANGS_AFTER_S, Daemons, dmuonctl, lane_pids, until
 
 SQUARE = Tensor("square", (24, 16))
-WITHIN_S = 60
 JOBS_MAX = 3
 
 
@@ -182,7 +181,7 @@ def test_a_group_that_ends_has_saved_every_job(group, expected):
         for rank in run.ranks:
             with suppress(dmuond.Error):
                 rank.session.drop()
-    group.members[1].process.wait(WITHIN_S)
+    group.members[1].process.wait(HANGS_AFTER_S)
     group.members[0].stop()
     with Daemons() as successors:
         folder = next(f for f in group.members[0]._flags if f.startswith("--snapshot_dir"))

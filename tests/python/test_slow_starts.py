@@ -6,13 +6,12 @@ from pathlib import Path
 
 import dmuond
 import pytest
+from daemons import HANGS_AFTER_S
 from dmuond import attach, link
-
-PATIENCE_S = 20.0
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

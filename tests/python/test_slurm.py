@@ -11,12 +11,11 @@ from pathlib import Path
 import core_trainer
 import pytest
 import slurm_trainer
-from daemons import program, until
+from daemons import HANGS_AFTER_S, program, until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/slurm/train.sbatch"
 STUBS = ROOT / "tests/deploy/slurm"
-PATIENCE_S = 90.0
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def training(steps: int, folder: Path) -> list[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> None:
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(HANGS_AFTER_S) == 0
 
 
 def said(folder: Path, rank: int) -> str:
@@ -109,7 +108,7 @@ def test_a_command_that_fails_time_and_again_gives_the_job_its_status(submit, tm
     until [ -e ended ]; do sleep 0.1; done
     echo >> tries
     exit 7"""
-    assert submit("sh", "-c", script, str(tmp_path), RESTARTS="1").wait(PATIENCE_S) == 7
+    assert submit("sh", "-c", script, str(tmp_path), RESTARTS="1").wait(HANGS_AFTER_S) == 7
     assert (tmp_path / "tries").read_text() == "\n\n"
 
 

@@ -9,7 +9,7 @@ import time
 
 import dmuond
 import pytest
-from daemons import PATIENCE_S, is_ready, lane_pids, program, until
+from daemons import HANGS_AFTER_S, is_ready, lane_pids, program, until
 from test_core_client import scalars, two_matrices
 
 PIPE_BYTES = 4096
@@ -33,7 +33,7 @@ def test_a_daemon_whose_stderr_is_full_serves_its_trainers_and_ends(tmp_path, fu
     with subprocess.Popen([program("dmuond"), *flags], stderr=writer) as daemon:
         try:
             os.close(writer)
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + HANGS_AFTER_S
             while not is_ready(path):
                 assert time.monotonic() < deadline, "it waits for its log"
                 time.sleep(0.02)
@@ -42,7 +42,9 @@ def test_a_daemon_whose_stderr_is_full_serves_its_trainers_and_ends(tmp_path, fu
                 for _ in range(5):
                     session.step(scalars())
                 status = [program("dmuonctl"), "status", f"--address=unix:{path}"]
-                shown = subprocess.run(status, capture_output=True, timeout=PATIENCE_S, check=True)
+                shown = subprocess.run(
+                    status, capture_output=True, timeout=HANGS_AFTER_S, check=True
+                )
                 assert b"step 5" in shown.stdout
             daemon.terminate()
             daemon.wait(ENDS_WITHIN_S)

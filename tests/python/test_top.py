@@ -14,11 +14,9 @@ import time
 
 import dmuond
 import pytest
-from daemons import program
+from daemons import HANGS_AFTER_S, program
 from test_core_client import scalars, two_matrices
 from test_programs import run
-
-WITHIN_S = 20.0
 
 
 class Terminal:
@@ -35,7 +33,7 @@ class Terminal:
 
     def until(self, pattern: str) -> None:
         """Forgets what came before the match's end."""
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + HANGS_AFTER_S
         while not (found := re.search(pattern, self.text)):
             assert time.monotonic() < deadline, (pattern, self.text[-2000:])
             if select.select([self.own], [], [], 0.2)[0]:
@@ -71,7 +69,7 @@ def test_steps_are_shown_as_they_come_and_the_terminal_is_as_before(daemons, top
     top.until("no job")
     os.write(top.own, b"q")
     top.until(re.escape("\x1b[?1049l"))
-    assert top.process.wait(WITHIN_S) == 0
+    assert top.process.wait(HANGS_AFTER_S) == 0
     assert termios.tcgetattr(top.its) == top.before
 
 
@@ -83,7 +81,7 @@ def test_a_daemon_that_ends_is_said_and_its_successor_shown(daemons, top) -> Non
     top.until("no job")
     top.process.send_signal(signal.SIGTERM)
     top.until(re.escape("\x1b[?1049l"))
-    assert top.process.wait(WITHIN_S) == 0
+    assert top.process.wait(HANGS_AFTER_S) == 0
 
 
 def test_in_a_pipe_each_look_stands_below_the_last(daemons) -> None:

@@ -21,7 +21,7 @@ import needs
 import pytest
 import wheel_trainer
 from core_trainer import Trainer, run
-from daemons import program
+from daemons import HANGS_AFTER_S, program
 from dmuond import _proto
 from dmuond._proto import trainer_pb2
 
@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 BUILD = program("dmuond").parents[1]
 SOURCES = ("client/python", "proto", "tools/dev/python_protos.py", "LICENSE")
 MADE = ("*_pb2.pyi", "descriptors.binpb", ".stamp", "*.egg-info", "__pycache__")
-PATIENCE_S = 120.0
 TORCH_PATIENCE_S = 1500.0
 on_request = pytest.mark.skipif(
     os.environ.get("DMUOND_FRESH") != "1", reason="needs DMUOND_FRESH=1 and the network"
@@ -37,7 +36,7 @@ on_request = pytest.mark.skipif(
 
 
 def call(
-    *command: str | Path, patience_s: float = PATIENCE_S, **more
+    *command: str | Path, patience_s: float = HANGS_AFTER_S, **more
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=patience_s, check=False, **more
