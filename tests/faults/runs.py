@@ -18,8 +18,8 @@ from cells import GROUPS, STEPS, Cell, Fault, Result, Undisturbed
 from daemons import files_below
 from processes import BESIDE, Group, Loop, Process, signal_if_alive
 
-PATIENCE_S = 40.0
-TORCH_COMES_S = 40.0  # more, where trainers and their replacements import it, on a busy machine
+PATIENCE_S = 150.0  # of what hangs: a busy machine fails no cell
+TORCH_COMES_S = 150.0  # more, where trainers and their replacements import it
 RESTARTS_MAX = 10
 GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
 SAVED_BY = 2  # steps
