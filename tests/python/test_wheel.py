@@ -360,6 +360,33 @@ def test_library_that_is_not_here_is_named(libraries, monkeypatch):
 
 
 @on_request
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_wheel_trains_with_each_python(wheel, address, version, tmp_path):
+    python = tmp_path / "venv/bin/python"
+    if (interpreter := shutil.which(f"python{version}")) is None:
+        pytest.skip(f"needs python{version} on PATH")
+    succeed(interpreter, "-m", "venv", "--without-pip", tmp_path / "venv")
+    pip("--python", python, "install", "-q", wheel)
+    done = train(python, address)
+    assert done.returncode == 0, done.stderr
+
+
+@on_request
+@pytest.mark.timeout(TORCH_PATIENCE_S)
+def test_wheels_are_all_that_a_bare_debian_needs_beside_python(wheel, engine, tmp_path):
+    if os.getuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("needs root and debootstrap")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for one in (wheel, engine):
+        shutil.copy(one, wheels)
+    script = ROOT / "tests/deploy/bare_root.sh"
+    told = succeed(script, wheels, BUILD, sys.executable, tmp_path, patience_s=TORCH_PATIENCE_S)
+    assert "step 200: loss 0." in told
+    assert "on a GPU: /venv/lib/python3" in told
+
+
+@on_request
 def test_pip_installs_into_a_fresh_environment_and_the_demo_trains(address, tmp_path, checkout):
     succeed(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
     python = tmp_path / "venv/bin/python"
