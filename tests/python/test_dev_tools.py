@@ -154,6 +154,16 @@ def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path, m
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--gpu"], "wheel: unknown option --gpu"), (["a", "b"], "wheel takes one folder")],
+)
+def test_wheel_refuses_what_it_does_not_know(arguments, says):
+    done = bash('exec ./dev wheel "$@"', *arguments)
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
 @pytest.mark.parametrize("in_ci", [False, True])
 def test_what_a_test_needs_and_the_machine_lacks_fails_in_ci_alone(monkeypatch, in_ci):
     monkeypatch.setenv("CI", str(in_ci).lower())

@@ -5,7 +5,7 @@ pip builds the client's as it does by default. Without it nothing is downloaded.
 """
 
 import fnmatch
-import importlib.util
+import importlib
 import os
 import re
 import shutil
@@ -324,11 +324,9 @@ def test_bundle_of_the_wheels_tries_whole_jobs_where_it_was_carried(wheel, engin
 
 
 @pytest.fixture
-def libraries():
-    spec = importlib.util.spec_from_file_location("libraries", ROOT / "tools/wheel/libraries.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def libraries(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools/wheel")
+    return importlib.import_module("libraries")
 
 
 @pytest.mark.parametrize(
@@ -354,6 +352,20 @@ def test_library_that_is_not_here_is_named(libraries, monkeypatch):
     monkeypatch.setattr(libraries, "run", lambda *_: "\tlibgrpc.so.29 => not found\n")
     with pytest.raises(SystemExit, match=r"some needs libgrpc\.so\.29, which is not here"):
         libraries.find(Path("some"))
+
+
+@pytest.mark.usefixtures("libraries")
+def test_what_has_no_licence_is_not_shipped(tmp_path):
+    engine = importlib.import_module("engine")
+    own, debians = tmp_path / "libown.so.1", Path("/lib/x86_64-linux-gnu/libc.so.6")
+    own.touch()
+    assert engine.packages_of([debians]) == {"libc6"}
+    with pytest.raises(SystemExit, match=r"no package of Debian has .*libown\.so\.1"):
+        engine.packages_of([debians, own])
+    with pytest.raises(SystemExit, match="the licence of CUDA's runtime is neither"):
+        engine.cuda_licence(tmp_path)
+    (tmp_path / "EULA.txt").touch()
+    assert engine.cuda_licence(tmp_path) == tmp_path / "EULA.txt"
 
 
 # --- from the package index ---

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import libraries
@@ -30,15 +31,21 @@ def cached(build: Path) -> dict[str, str]:
     return dict(re.findall(r"^([\w-]+):\w+=(.*)$", text, re.M))
 
 
-def package_of(library: Path) -> str:
-    """The package of Debian that the file is of."""
-    real = library.resolve()
+def packages_of(files: Iterable[Path]) -> set[str]:
+    """The packages of Debian that the files are of."""
     # A package may list /lib/... for what is found as /usr/lib/..., or the reverse.
-    for name in (real, Path("/usr", *real.parts[1:]), Path("/", *real.parts[2:])):
-        asked = subprocess.run(["dpkg", "-S", name], capture_output=True, text=True, check=False)
-        if asked.returncode == 0:
-            return asked.stdout.split(":")[0]
-    sys.exit(f"engine.py: no package of Debian has {real}, whose licence must be in the wheel")
+    names = {
+        file: {real, Path("/usr", *real.parts[1:]), Path("/", *real.parts[2:])}
+        for file in files
+        for real in [file.resolve()]
+    }
+    asked = ("dpkg", "-S", *set().union(*names.values()))  # ends with 1 for those that nobody has
+    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    packages = {Path(path): name for name, path in re.findall(r"^([^:, ]+).*: (/.*)$", told, re.M)}
+    for file, possible in names.items():
+        if possible.isdisjoint(packages):
+            sys.exit(f"engine.py: no package of Debian has {file}, whose licence must be shipped")
+    return set(packages.values())
 
 
 def cuda_licence(toolkit: Path) -> Path:
@@ -81,7 +88,7 @@ def build_wheel(build: Path, out: Path) -> None:
         for name in ("LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, project)
         others = project / "others"
-        copy_licences({*HEADERS, *map(package_of, sources.values())}, others)
+        copy_licences({*HEADERS, *packages_of(sources.values())}, others)
         version = told["CMAKE_PROJECT_VERSION"]
         if told.get("DMUOND_CUDA") == "ON":
             toolkit = Path(told["CMAKE_CUDA_COMPILER"]).resolve().parents[1]
