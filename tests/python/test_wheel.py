@@ -348,6 +348,16 @@ def test_versions_of_symbols_say_the_oldest_release(libraries, monkeypatch, need
             libraries.c_library(Path("some"))
 
 
+def test_programs_are_collected_with_their_libraries_in_a_folder_among_them(libraries, tmp_path):
+    needs.program("patchelf", "./dev setup")
+    tool = Path(shutil.which("readelf"))
+    found = libraries.collect([tool], tmp_path, tmp_path / "lib")
+    assert {file.name for file in libraries.files_in(tmp_path / "lib")} == set(found) != set()
+    assert libraries.files_in(tmp_path) == [tmp_path / "readelf"]
+    loaded = libraries.find(tmp_path / "readelf")
+    assert loaded == {name: tmp_path / "lib" / name for name in found}
+
+
 def test_library_that_is_not_here_is_named(libraries, monkeypatch):
     monkeypatch.setattr(libraries, "run", lambda *_: "\tlibgrpc.so.29 => not found\n")
     with pytest.raises(SystemExit, match=r"some needs libgrpc\.so\.29, which is not here"):

@@ -95,7 +95,7 @@ def build_wheel(build: Path, out: Path) -> None:
             shutil.copy(cuda_licence(toolkit), others / "cuda-runtime.txt")
         else:
             version += "+cpu"
-        files = [*(package / "bin").iterdir(), *(package / "lib").iterdir()]
+        files = libraries.files_in(package / "bin", package / "lib")
         major, minor = max(map(libraries.c_library, files))
         (project / "VERSION").write_text(version)
         (project / "TAG").write_text(f"manylinux_{major}_{minor}_x86_64")

@@ -65,6 +65,10 @@ def find(program: Path) -> dict[str, Path]:
     return found
 
 
+def files_in(*folders: Path) -> list[Path]:
+    return [file for folder in folders for file in folder.iterdir() if file.is_file()]
+
+
 def collect(
     programs: Iterable[Path], into: Path, libraries: Path, without: frozenset[str] = frozenset()
 ) -> dict[str, Path]:
@@ -81,7 +85,7 @@ def collect(
         run("patchelf", "--force-rpath", "--set-rpath", place, copy)
     for name, path in sources.items():
         shutil.copyfile(path, libraries / name)
-    for file in (*into.iterdir(), *libraries.iterdir()):
+    for file in files_in(into, libraries):
         for name in needed(file):
             there = name in without or (libraries / name).exists()
             if not there and not OF_THE_MACHINE.fullmatch(name):
@@ -99,7 +103,7 @@ def main() -> None:
     without = zipfile.ZipFile(options.without).namelist() if options.without else []
     names = frozenset(Path(name).name for name in without)
     collect(options.programs, options.into, options.libraries, names)
-    for file in (*options.into.iterdir(), *options.libraries.iterdir()):
+    for file in files_in(options.into, options.libraries):
         if c_library(file) > DEBIAN_12:
             sys.exit(f"libraries.py: {file} needs more than Debian 12 has: build it there")
 
