@@ -1,4 +1,5 @@
-// In what lanes differ that are to compute the same bits: builds of libraries, results of functions.
+// In what lanes differ that are to compute the same bits: builds of libraries, results of
+// functions.
 //
 //   for (const BitsDifference& differs : CodeDifferences(began, now, Between::kNodes)) …
 #ifndef DMUOND_SCHEDULER_JOB_BITS_DIFFERENCE_H_
@@ -18,8 +19,8 @@ struct BitsDifference {
   std::string now;    // and how it is now
 };
 
-// Lanes of one node have one program; those of several nodes may have several builds of it, from the
-// same sources.
+// Lanes of one node have one program; those of several nodes may have several builds of it, from
+// the same sources.
 enum class Between : uint8_t { kLanes, kNodes };
 
 // What does not depend on the device. A library that one of the two has not loaded is not compared.

@@ -1,5 +1,5 @@
-// What the C library's functions return that decide a lane's bits. An update of the library gives it
-// another build-id, and changes these results seldom: so results are compared, and not builds.
+// What the C library's functions return that decide a lane's bits. An update of the library gives
+// it another build-id, and changes these results seldom: so results are compared, and not builds.
 //
 //   bits.set_functions(FunctionsDigest());   →  "pow, log2 4c1f09…"
 //
@@ -13,8 +13,8 @@
 
 namespace dmuond::server::lane {
 
-// Powers: of AdamW's betas by steps, of norms and of scales. Logarithms: of numbers of elements, and
-// of bounds. The digest is of some thousands of results of each, which takes less than a
+// Powers: of AdamW's betas by steps, of norms and of scales. Logarithms: of numbers of elements,
+// and of bounds. The digest is of some thousands of results of each, which takes less than a
 // millisecond, and is the same in every process where all of them are.
 [[nodiscard]] std::string FunctionsDigest();
 

@@ -139,6 +139,33 @@ def test_another_build_of_libm_with_the_same_results_keeps_no_lane_from_starting
     assert trainer.finish() == undisturbed
 
 
+def test_a_parked_job_that_is_saved_is_left_at_once(daemons, tmp_path):
+    library = Library(loaded("libopenblas"), tmp_path)
+    (address,) = daemons.start(
+        1,
+        1,
+        f"--snapshot_dir={tmp_path / 'snapshots'}",
+        "--snapshot_every_steps=0",
+        "--register_timeout=1s",
+        environments=[{"LD_LIBRARY_PATH": str(tmp_path)}],
+    )
+    (daemon,) = daemons.members
+    trainer = Survivor(address, 0, 1, STEPS)
+    trainer.wait_for(10)
+    trainer.process.send_signal(signal.SIGSTOP)
+    for _ in range(2):  # the first may be of the step before the one in flight
+        assert dmuonctl(address, "snapshot", "save").returncode == 0
+    library.replace()
+    replaced_lane(daemon)
+    until(daemon.text, "the job is parked")
+    began = time.monotonic()
+    drained = dmuonctl(address, "drain")
+    took = time.monotonic() - began
+    assert drained.returncode == 0, drained.stderr
+    assert took < 20, "it waited for lanes"
+    trainer.end()
+
+
 def test_whatever_lanes_call_of_libm_is_compared_or_exact():
     """Results of pow and log2 are in LaneBits.functions; the others' are fixed by the standards."""
 
