@@ -134,6 +134,7 @@ def test_another_build_of_libm_with_the_same_results_keeps_no_lane_from_starting
     assert adjusted[0] < adjusted[1] <= adjusted[0] + 50, "before the daemon, and few trainers"
     library.replace()
     replaced_lane(daemon)
+    trainer.wait_for(trainer.step() + 10)
     maps = Path(f"/proc/{lane_pids(daemon.process.pid)[0]}/maps").read_text()
     assert f"{library.here}\n" in maps, "the lane has loaded it"
     assert trainer.finish() == undisturbed
