@@ -31,7 +31,8 @@ TEST(LaneBitsTest, TheLanesProgramSaysWhatDecidesItsBits) {
 
 // A file on NFS that is replaced stays for who has it open; O_PATH is no open file there.
 TEST(LaneBitsTest, TheProgramIsAnOpenFile) {
-  const auto file = LaneBinary("/bin/true").file();
+  const LaneBinary binary("/bin/true");
+  const auto file = binary.file();
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(::fcntl(*file, F_GETFL) & (O_PATH | O_ACCMODE), O_RDONLY);
 }
