@@ -2,7 +2,7 @@
 
     libraries.py --into FOLDER --libraries FOLDER [--without WHEEL] PROGRAM...
 
-Copies the programs into the first folder, without debug information. Copies the shared libraries
+Copies the programs into the first folder, without symbols. Copies the shared libraries
 that they need into the second folder, and has the programs look there first. Libraries that lie in
 WHEEL are left out. So are the C and C++ runtime and the driver, which are the other machine's own.
 What needs a newer runtime than Debian 12's is refused; Ubuntu 24.04 has all that this one has.
@@ -70,16 +70,23 @@ def files_in(*folders: Path) -> list[Path]:
 
 
 def collect(
-    programs: Iterable[Path], into: Path, libraries: Path, without: frozenset[str] = frozenset()
+    programs: Iterable[Path],
+    into: Path,
+    libraries: Path,
+    without: frozenset[str] = frozenset(),
+    strip: str = "--strip-debug",
 ) -> dict[str, Path]:
-    """Returns where each library was copied from, by name."""
+    """Returns where each library was copied from, by name.
+
+    strip: what to leave out of programs. Names of functions, which stay, are for backtraces.
+    """
     sources: dict[str, Path] = {}
     into.mkdir(parents=True, exist_ok=True)
     libraries.mkdir(parents=True, exist_ok=True)
     for program in programs:
         sources |= {n: path for n, path in find(program).items() if n not in without}
         copy = into / program.name
-        run("strip", "--strip-debug", "-o", copy, program)  # names of functions are for backtraces
+        run("strip", strip, "-o", copy, program)
         # Of the libraries' own needs, too, which the newer RUNPATH is not.
         place = f"$ORIGIN/{os.path.relpath(libraries, into)}"
         run("patchelf", "--force-rpath", "--set-rpath", place, copy)
@@ -102,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     without = zipfile.ZipFile(options.without).namelist() if options.without else []
     names = frozenset(Path(name).name for name in without)
-    collect(options.programs, options.into, options.libraries, names)
+    collect(options.programs, options.into, options.libraries, names, "--strip-all")
     for file in files_in(options.into, options.libraries):
         if c_library(file) > DEBIAN_12:
             sys.exit(f"libraries.py: {file} needs more than Debian 12 has: build it there")
