@@ -377,8 +377,9 @@ void SimulatedMember::Do(const node::SessionEnded& order) {
     if (client->second.id != order.id) continue;
     const TrainerRank rank = client->first;
     if (order.told.has_value()) {
-      ended_[rank] = {client->second.incarnation,
-                      order.told->ok() ? Unavailable("JOB_ENDED") : *order.told};
+      // A launcher starts again what people have ended, too.
+      const bool ended = order.told->ok() || ReasonOf(*order.told) == kJobEnded;
+      ended_[rank] = {client->second.incarnation, ended ? Unavailable("JOB_ENDED") : *order.told};
     }
     clients_.erase(client);
     // It was expelled.

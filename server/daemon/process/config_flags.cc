@@ -59,9 +59,10 @@ ABSL_FLAG(
 ABSL_FLAG(int32_t, nodes, 1, "daemons in the group");
 ABSL_FLAG(int32_t, node_rank, 0, "this daemon's place in the group, from 0");
 ABSL_FLAG(std::string, coordinator, "", "host:port at which node 0 is reached; with nodes > 1");
-ABSL_FLAG(std::string, group_name, "",
-          "the label `group` of its metrics, the same on all daemons of a group; empty: the "
-          "coordinator, or host:socket of a daemon alone");
+ABSL_FLAG(
+    std::string, group_name, "",
+    "the label `group` of its metrics, and whose its snapshots are; the same on all daemons of "
+    "a group; empty: the coordinator, or host:socket of a daemon alone");
 ABSL_FLAG(std::string, peer_listen, "",
           "host:port for other daemons; empty: all addresses (loopback if the coordinator's is), "
           "node 0 at the coordinator's port, others at any");

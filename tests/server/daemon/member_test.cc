@@ -15,7 +15,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-TEST_F(MemberTest, TheEndOfASessionThatThePlanDoesNotKnowIsToldAsADeath) {
+TEST_F(MemberTest, ASessionThatThePlanDoesNotKnowEndsAtOnceAndIsToldAsADeath) {
   const auto trainer = NewTrainer();
   ASSERT_TRUE(trainer->Open().ok());
   absl::Status registered;
@@ -24,11 +24,11 @@ TEST_F(MemberTest, TheEndOfASessionThatThePlanDoesNotKnowIsToldAsADeath) {
     HearPlan("raw");
   }
   EXPECT_EQ(ReasonOf(registered), "RANK_MOVED") << registered;
-  EXPECT_TRUE(trainer->Close().ok());
   const auto told = links_.Next(&v1::MemberMessage::has_rank_gone);
   ASSERT_TRUE(told.has_value()) << "to the coordinator its rank is taken";
   EXPECT_EQ(told->rank_gone().incarnation(), trainer->key().incarnation());
   EXPECT_FALSE(told->rank_gone().closed()) << "the job would end";
+  EXPECT_EQ(ReasonOf(trainer->Close()), "RANK_MOVED") << "and whoever calls next";
 }
 
 TEST_F(MemberTest, TheEndOfASessionThatBeganAsItsJobEndedIsTold) {

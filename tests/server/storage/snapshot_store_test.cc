@@ -145,7 +145,7 @@ TEST_F(SnapshotStoreTest, WhatIsDiscardedCountsNoMoreAndStays) {
 
 TEST_F(SnapshotStoreTest, OwnersAreThoseOfAllThatCountAndEarlierBuildsNamedNone) {
   SaveAll({1, 2, 3});
-  EXPECT_THAT(store_.Owners().value(), IsEmpty());
+  EXPECT_THAT(store_.Owners()->uids, IsEmpty());
   for (const auto& [step, owner] : {std::pair(1, 1000U), std::pair(2, 1001U)}) {
     v1::SnapshotManifest manifest = store_.Find(scheduler::StepId(step))->manifest;
     manifest.set_owner_uid(owner);
