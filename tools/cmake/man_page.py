@@ -27,7 +27,7 @@ def heading(name: str) -> list[str]:
 
 
 def commands(block: list[str]) -> list[str]:
-    """Each command with its text; some have one text together."""
+    """Each command with its text; some have one text together, and a text may go on in the next line."""
     page, waiting = [], []
     for line in block:
         bare = line.strip()
@@ -36,7 +36,9 @@ def commands(block: list[str]) -> list[str]:
             waiting.append(usage)
         else:
             text = [bare]
-        if text:
+        if text and not waiting:
+            page.append(escaped(text[0]))
+        elif text:
             page += [".TP", f"\\fB{escaped(waiting[0])}\\fR"]
             for more in waiting[1:]:
                 page += [".TQ", f"\\fB{escaped(more)}\\fR"]
