@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from daemons import HANGS_AFTER_S, dmuonctl, lane_pids, program, until
 from survivors import STEPS, Survivor
 
@@ -138,6 +139,19 @@ def test_another_build_of_libm_with_the_same_results_keeps_no_lane_from_starting
     maps = Path(f"/proc/{lane_pids(daemon.process.pid)[0]}/maps").read_text()
     assert f"{library.here}\n" in maps, "the lane has loaded it"
     assert trainer.finish() == undisturbed
+
+
+def test_a_job_does_not_begin_where_nodes_have_other_builds_of_a_library(daemons, tmp_path):
+    library = Library(loaded("libopenblas"), tmp_path)
+    library.replace()
+    addresses = daemons.start(2, 1, environments=[{}, {"LD_LIBRARY_PATH": str(tmp_path)}])
+    trainers = [Survivor(address, rank, 2, STEPS) for rank, address in enumerate(addresses)]
+    for trainer in trainers:
+        with pytest.raises(AssertionError, match="LANE_DIFFERS"):
+            trainer.finish()
+        said = trainer.report()
+        for part in (library.name, library.build, library.other_build, "node 0", "node 1"):
+            assert part in said
 
 
 def test_a_parked_job_that_is_saved_is_left_at_once(daemons, tmp_path):
