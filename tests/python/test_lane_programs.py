@@ -154,6 +154,43 @@ def test_a_job_does_not_begin_where_nodes_have_other_builds_of_a_library(daemons
             assert part in said
 
 
+def test_a_lane_with_other_bits_that_comes_last_costs_an_epoch_and_no_step(daemons, tmp_path):
+    """Its siblings are connected with the other node's lanes by then."""
+    library = Library(loaded("libopenblas"), tmp_path)
+    library.replace()
+    gate = tmp_path / "gate"
+    lane = tmp_path / "lane"
+    lane.write_text(
+        f"""#!/bin/sh
+case "$OTHER_LIBRARIES $*" in /*--lane=[13]" "*)
+  if [ -p {gate} ]; then cat {gate}; rm {gate}; export LD_LIBRARY_PATH=$OTHER_LIBRARIES; fi;;
+esac
+exec {program("dmuond-lane")} "$@"
+"""
+    )
+    lane.chmod(0o755)
+    addresses = daemons.start(
+        2,
+        2,
+        f"--lane_binary={lane}",
+        environments=[{"OTHER_LIBRARIES": "-"}, {"OTHER_LIBRARIES": str(tmp_path)}],
+    )
+    trainers = [Survivor(address, rank, 2, STEPS) for rank, address in enumerate(addresses)]
+    trainers[0].wait_for(10)
+    os.mkfifo(gate)
+    os.kill(lane_pids(daemons.members[1].process.pid)[0], signal.SIGKILL)
+    until(daemons.members[1].text, "(?s)(lane configured.*){3}")
+    gate.write_text("")
+    until(daemons.members[1].text, "would go on with other bits")
+    weights = [
+        [line for line in trainer.finish() if not line.startswith("step ")] for trainer in trainers
+    ]
+    assert weights[0] == weights[1] != []
+    for daemon in daemons.members:
+        assert "unexpected rendezvous" not in daemon.text()
+        assert daemon.text().count('msg="new lanes"') == 2, "one lane died, one differed"
+
+
 def test_a_parked_job_that_is_saved_is_left_at_once(daemons, tmp_path):
     library = Library(loaded("libopenblas"), tmp_path)
     (address,) = daemons.start(
