@@ -187,6 +187,7 @@ exec {program("dmuond-lane")} "$@"
     ]
     assert weights[0] == weights[1] != []
     for daemon in daemons.members:
+        assert re.search('msg="new lanes".*would go on with other bits', daemon.text()), "the cause"
         assert "unexpected rendezvous" not in daemon.text()
         assert daemon.text().count('msg="new lanes"') == 2, "one lane died, one differed"
 
