@@ -18,8 +18,8 @@ AddressedMessages GroupJob::OnCheckRequest(TimePoint now, int32_t from,
   answer.node = from;
   v1::CheckDone& done = *answer.message.mutable_check_done();
   done.add_requests(request.request());
-  done.set_reason("JOB_HAS_NO_STATE");
-  done.set_error("the job has not begun: there is nothing to compare");
+  done.set_reason("CHECK_UNANSWERED");
+  done.set_error("the job has not begun, or goes back: ask again when it runs");
   return out;
 }
 

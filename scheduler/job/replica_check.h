@@ -45,7 +45,7 @@ namespace dmuond::scheduler {
 inline constexpr int64_t kCheckOrderBytes = int64_t{32} << 20;
 inline constexpr std::chrono::milliseconds kDoubt{500};
 // A check that nobody has asked for ends after so long.
-inline constexpr std::chrono::milliseconds kOwnCheckPatience{3'600'000};
+inline constexpr std::chrono::milliseconds kOwnCheckPatience{12 * 3'600'000};
 
 class ReplicaCheck {
  public:

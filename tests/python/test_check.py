@@ -7,6 +7,7 @@ import signal
 import threading
 
 import core_trainer
+import dmuond
 import gpus
 import needs
 import numpy as np
@@ -244,3 +245,41 @@ def test_memory_of_gpus_is_compared(tmp_path, monkeypatch, daemons):
     assert (equal["different"], equal["ranks"]) == (0, 1)
     (difference,) = flipped["differences"]
     assert (difference["parameter"], difference["kind"]) == ("half", "published")
+
+
+def test_deaths_of_lanes_pushes_and_ways_back_are_no_differences(daemons, tmp_path):
+    addresses = daemons.start(2, 1, f"--snapshot_dir={tmp_path}")
+    with trainers(addresses, replicas(2)) as ranks:
+        ended, found = threading.Event(), []
+
+        def look():
+            while not ended.is_set():
+                found.append(dmuonctl(addresses[1], "check", "--json"))
+
+        def goes_back(rank):
+            with pytest.raises(dmuond.RolledBack):
+                rank.step()
+
+        looks = threading.Thread(target=look)
+        looks.start()
+        try:
+            for number in range(3):
+                os.kill(lane_pids(daemons.members[number % 2].process.pid)[0], signal.SIGKILL)
+                together(*(rank.step for rank in ranks))
+                for rank in ranks:
+                    rank.session.wait_published()
+                    rank.weights[1][...] = number
+                together(*(rank.session.push for rank in ranks))
+            step, _ = ranks[0].session.save_snapshot()
+            together(*(rank.step for rank in ranks))
+            assert dmuonctl(addresses[0], "snapshot", "load").returncode == 0
+            together(*(lambda r=rank: goes_back(r) for rank in ranks))
+            assert ranks[0].session.last_committed_step == step
+            together(*(rank.step for rank in ranks))
+        finally:
+            ended.set()
+            looks.join()
+        assert check(addresses[0])[0] == 0
+    for done in found:
+        assert done.returncode == 0 or done.stdout == "", done  # while it goes back, say
+    assert sum(done.returncode == 0 for done in found) > 1
