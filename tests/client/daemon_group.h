@@ -87,7 +87,7 @@ inline absl::StatusOr<DaemonGroup> StartGroup(int nodes, const std::string& devi
     group.push_back(*std::move(daemon));
   }
   for (const auto& daemon : group) {
-    const absl::Status ready = daemon->WaitServing("ready", std::chrono::seconds(30));
+    const absl::Status ready = daemon->WaitServing("ready", kHangsAfter);
     if (!ready.ok()) return ready;
   }
   return group;

@@ -169,7 +169,7 @@ std::string DaemonProcess::Log() const {
 }
 
 bool DaemonProcess::WaitLogged(const std::string& text) const {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + kHangsAfter;
   while (!absl::StrContains(Log(), text)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks

@@ -27,7 +27,8 @@ namespace dmuond::testing {
 
 using Lines = std::vector<std::string>;
 
-inline constexpr std::chrono::seconds kPatience{60};
+// A whole run, of 1,500 steps, while thirty others want the processor.
+inline constexpr std::chrono::seconds kPatience = 4 * kHangsAfter;
 
 // What a trainer has printed of its steps so far.
 inline Lines Steps(const std::string& path) {

@@ -135,7 +135,7 @@ add_custom_target(tsan_tests)
 function(dmuond_test name)
   cmake_parse_arguments(ARG "ALONE;COMPUTES" "HEADERS;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 900)  # of what hangs, on a busy machine, too
+    set(ARG_TIMEOUT 1200)  # of what hangs, on a busy machine, too
   endif()
   if(DMUOND_SANITIZE)  # takes three times as long
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
+#include "tests/client/daemon_process.h"
 
 namespace dmuond::testing {
 
@@ -28,9 +29,9 @@ class DaemonStatus {
   v1::GetRoutingReply Routing() {
     return Ask(&v1::Admin::Stub::GetRouting, v1::GetRoutingRequest());
   }
-  // Asks until it holds; false after 20 s.
+  // Asks until it holds; false after kHangsAfter.
   bool WaitFor(const std::function<bool(const v1::GetStatusReply&)>& holds) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + kHangsAfter;
     while (!holds(Get())) {
       if (std::chrono::steady_clock::now() > deadline) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));  // between two looks

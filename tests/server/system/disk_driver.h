@@ -18,6 +18,7 @@
 #include "dmuond/wire/unique_fd.h"
 #include "gtest/gtest.h"
 #include "kernels/mutex.h"
+#include "tests/client/daemon_process.h"
 
 namespace dmuond::testing {
 
@@ -60,9 +61,9 @@ class DiskDriver {
     MutexLock lock(mutex_);
     return !held_.empty();
   }
-  // Whether somebody comes to be held within 20 s.
+  // Whether somebody comes to be held within kHangsAfter.
   bool WaitHeld() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + kHangsAfter;
     MutexLock lock(mutex_);
     while (held_.empty()) {
       if (!changed_.WaitUntil(mutex_, deadline)) return !held_.empty();

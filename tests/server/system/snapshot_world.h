@@ -23,8 +23,9 @@ namespace dmuond::testing {
 // A directory that goes with the object.
 class ScratchDirectory {
  public:
-  ScratchDirectory() {
-    path_ = std::filesystem::temp_directory_path() / "dmuond-snapshots-XXXXXX";
+  explicit ScratchDirectory(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    path_ = parent / "dmuond-snapshots-XXXXXX";
     EXPECT_NE(::mkdtemp(path_.data()), nullptr);
   }
   ~ScratchDirectory() {
