@@ -126,7 +126,7 @@ def test_another_build_of_libm_with_the_same_results_keeps_no_lane_from_starting
     library = Library(loaded("libm.so"), tmp_path)
     (address,) = daemons.start(1, 1, environments=[{"LD_LIBRARY_PATH": str(tmp_path)}])
     (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS)
+    trainer = Survivor(address, 0, 1, STEPS, hold=10)
     trainer.wait_for(10)
     adjusted = [
         int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -175,7 +175,10 @@ exec {program("dmuond-lane")} "$@"
         f"--lane_binary={lane}",
         environments=[{"OTHER_LIBRARIES": "-"}, {"OTHER_LIBRARIES": str(tmp_path)}],
     )
-    trainers = [Survivor(address, rank, 2, STEPS) for rank, address in enumerate(addresses)]
+    trainers = [
+        Survivor(address, rank, 2, STEPS, hold=hold)
+        for rank, (address, hold) in enumerate(zip(addresses, (10, None), strict=True))
+    ]
     trainers[0].wait_for(10)
     os.mkfifo(gate)
     os.kill(lane_pids(daemons.members[1].process.pid)[0], signal.SIGKILL)
@@ -203,7 +206,7 @@ def test_a_parked_job_that_is_saved_is_left_at_once(daemons, tmp_path):
         environments=[{"LD_LIBRARY_PATH": str(tmp_path)}],
     )
     (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS)
+    trainer = Survivor(address, 0, 1, STEPS, hold=10)
     trainer.wait_for(10)
     trainer.process.send_signal(signal.SIGSTOP)
     for _ in range(2):  # the first may be of the step before the one in flight
