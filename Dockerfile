@@ -18,9 +18,9 @@ ARG REVISION=unknown
 
 FROM ${BASE} AS packages
 WORKDIR /src
-COPY tools/dev/apt-packages.txt tools/dev/
+COPY tools/dev/apt-packages.txt tools/dev/packages.sh tools/dev/
 RUN apt-get update \
- && sed '/^# tests and benchmarks/,$d; s/#.*//' tools/dev/apt-packages.txt \
+ && tools/dev/packages.sh tools/dev/apt-packages.txt programs \
   | DEBIAN_FRONTEND=noninteractive xargs apt-get install -y --no-install-recommends \
  && rm -rf /var/lib/apt/lists/*
 

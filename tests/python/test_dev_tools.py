@@ -25,7 +25,7 @@ def bash(script: str, *arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("unity", [False, True], ids=["alone", "unity"])
 def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path, unity):
-    needs.program("clang-tidy", "./dev setup")
+    needs.program("clang-tidy", "./dev setup --all")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "late.cc").write_text("int late();\n")
     build = tmp_path / "build"

@@ -125,7 +125,7 @@ function(dmuond_library name)
 endfunction()
 
 # What ./dev test --tsan builds: the tests that carry the label tsan. Debian's gRPC and abseil are not
-# instrumented, so a target with this label links no gRPC, and locks with kernels/mutex.h alone.
+# instrumented, so a target with this label links no gRPC, and locks with base/mutex.h alone.
 add_custom_target(tsan_tests)
 
 # name.cc is compiled for speed of compiling, with -O0; or, if it COMPUTES so much that this would cost more

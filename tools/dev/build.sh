@@ -13,14 +13,48 @@ build_preset() { # PRESET [TARGET...]
 build_alone() { # PRESET [TARGET...]
   local preset=$1 nvcc
   shift
-  if [ "$preset" = cuda ]; then
-    nvcc=$(find_nvcc) || die "the cuda preset needs nvcc, which is neither on PATH nor in /usr/local/cuda/bin"
-    export CUDACXX=${CUDACXX:-$nvcc}
-  fi
-  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" "-DDMUOND_UNITY=${DMUOND_UNITY:-OFF}" || return
+  case $preset in
+    cuda)
+      nvcc=$(find_nvcc) || die "the cuda preset needs nvcc, which is neither on PATH nor in /usr/local/cuda/bin"
+      export CUDACXX=${CUDACXX:-$nvcc}
+      ;;
+    asan | tsan) setup_system sanitizers || return ;;
+  esac
+  configure "$preset" || return
   [ "$preset" != cpu ] || ln -sfn build/cpu/compile_commands.json compile_commands.json  # for editors
   cmake --build --preset "$preset" -j "$(count_jobs)" ${@:+--target "$@"}
 }
+
+# Of the folder that programs alone are built in tests are no part, nor what they need, until a command builds them.
+build_programs() { TESTS=OFF build_preset cpu programs; }
+
+# Makes the preset's folder, or adds tests to it, which compiles nothing anew. UNITY is for a new one: that the folder
+# has something else, which it keeps, is said.
+configure() { # PRESET
+  local folder=build/$1 options=() unity=${DMUOND_UNITY:-${UNITY:-ON}} has
+  case $unity in ON | OFF) ;; *) die "DMUOND_UNITY is ON or OFF, not $unity" ;; esac
+  if [ ! -f "$folder/build.ninja" ]; then
+    [ "${TESTS:-ON}" = ON ] || options=(-DDMUOND_TESTS=OFF -DDMUOND_BENCH=OFF)
+    cmake --preset "$1" "-DDMUOND_UNITY=$unity" "${options[@]}"
+    return
+  fi
+  if [ "${TESTS:-ON}" = ON ] && [ "$(cached "$folder" DMUOND_TESTS)" = OFF ]; then
+    options=(-DDMUOND_TESTS=ON -DDMUOND_BENCH=ON)
+  fi
+  has=$(cached "$folder" DMUOND_UNITY)
+  case $1 in asan | tsan) has=$unity ;; esac  # always a unity build
+  if [ "$has" != "$unity" ]; then
+    if [ -n "${DMUOND_UNITY:-}" ]; then
+      say "DMUOND_UNITY was $has in $folder and is $unity now: all of it is compiled anew"
+      options+=("-DDMUOND_UNITY=$unity")
+    elif [ "$unity" = OFF ]; then
+      say "$folder compiles several sources at a time, as it was made; DMUOND_UNITY=OFF makes it one at a time, once from nothing"
+    fi
+  fi
+  [ ${#options[@]} = 0 ] || cmake "${options[@]}" "$folder"
+}
+
+cached() { sed -n "s/^$2:[A-Z]*=//p" "$1/CMakeCache.txt"; } # FOLDER NAME
 
 build_python() {
   [ ! -d client/python ] ||

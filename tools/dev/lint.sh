@@ -4,7 +4,7 @@
 cpp_files() { git ls-files -- '*.cc' '*.h' '*.cu' '*.cuh'; }
 
 cmd_fmt() {
-  setup_all
+  setup_for lint
   local files
   mapfile -t files < <(cpp_files; git ls-files -- '*.proto')
   if [ "${1:-}" = --check ]; then
@@ -20,7 +20,7 @@ cmd_fmt() {
 
 # clang-tidy on everything that the cpu preset compiles, or on what the last 20 commits touched.
 cmd_tidy() {
-  setup_all
+  setup_for programs client tests lint
   build_preset cpu
   "$PYTHON" tools/dev/tidy.py --build build/cpu --jobs "$(count_jobs)" "$@"
 }

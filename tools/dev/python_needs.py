@@ -1,13 +1,12 @@
-"""Prints the lines of requirements files that this interpreter's environment does not satisfy.
+"""Prints those of its arguments that this interpreter's environment does not satisfy.
 
-Usage: python_needs.py REQUIREMENTS... Needs the standard library only: it runs before anything is
+An argument is NAME or NAME>=VERSION. Needs the standard library only: it runs before anything is
 installed.
 """
 
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -24,13 +23,7 @@ def is_satisfied(requirement: str) -> bool:
     return not wanted or parse_version(have) >= parse_version(wanted)
 
 
-def main(paths: list[str]) -> None:
-    for path in paths:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            requirement = line.split("#")[0].strip()
-            if requirement and not is_satisfied(requirement):
-                print(requirement)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for wanted in sys.argv[1:]:
+        if not is_satisfied(wanted):
+            print(wanted)

@@ -1,22 +1,23 @@
 # shellcheck shell=bash
 # Sourced by ./dev: installs what is missing, and says what before it does.
 
-list_packages() { sed 's/#.*//' tools/dev/apt-packages.txt | xargs -n1; }
+readonly SYSTEM_LIST=tools/dev/apt-packages.txt PYTHON_LIST=tools/dev/requirements.txt
 
-missing_packages() {
-  local have
-  have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $(list_packages) 2>/dev/null |
+missing_packages() { # PART...
+  local wanted have
+  wanted=$(tools/dev/packages.sh "$SYSTEM_LIST" "$@") || return
+  have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $wanted 2>/dev/null |
     awk '$1 == "installed" {print $2}' | sort -u || true)
-  comm -23 <(list_packages | sort -u) <(printf '%s\n' "$have")
+  comm -23 <(printf '%s\n' "$wanted") <(printf '%s\n' "$have")
 }
 
-setup_system() {
+setup_system() { # PART...
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-    say "this is not Debian or Ubuntu: install the equivalents of tools/dev/apt-packages.txt yourself"
+    say "this is not Debian or Ubuntu: install the equivalents of what $SYSTEM_LIST has for $* yourself"
     return
   fi
   local missing as_root=()
-  missing=$(missing_packages)
+  missing=$(missing_packages "$@")
   [ -n "$missing" ] || return 0
   [ "$(id -u)" = 0 ] || as_root=(sudo)
   say "installing Debian packages:" $missing
@@ -76,29 +77,36 @@ need_python() {
   [ -x "$PYTHON" ] || die "no Python at $PYTHON"
 }
 
-setup_python() { # [REQUIREMENTS...]: besides those that everything needs
+# The packages of these parts that this Python lacks, in one line.
+missing_python() { # PART...
+  local wanted
+  wanted=$(tools/dev/packages.sh "$PYTHON_LIST" "$@")
+  echo $("$PYTHON" tools/dev/python_needs.py $wanted)
+}
+
+setup_python() { # PART...
   need_python
   local missing torch limits=() quiet=()
-  missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt "$@")
+  missing=$(missing_python "$@")
   if [ -n "$missing" ]; then
     torch=$(torch_version)
+    case " $missing " in *" torch>"*)
+      [ -z "$torch" ] || die "$PYTHON has torch $torch; dmuond needs 2.9 or newer. Update it, or set DMUOND_PYTHON"
+      say "torch is not there yet: with its libraries it is a download of up to 3 GB" ;;
+    esac
     if [ -n "$torch" ]; then
-      case " $missing " in *torch\>*)
-        die "$PYTHON has torch $torch; dmuond needs 2.9 or newer. Update it, or set DMUOND_PYTHON" ;;
-      esac
       mkdir -p build
       echo "torch==$torch" > build/torch-as-found.txt
       limits=(--constraint build/torch-as-found.txt)
     fi
-    [ -n "$torch" ] || say "torch is not there yet: with its libraries it is a download of up to 3 GB"
     say "installing Python packages into $("$PYTHON" -c 'import sys; print(sys.prefix)'):" $missing
     [ -t 1 ] || quiet=(-q)
-    if [ -z "$torch" ] && [ -n "${DMUOND_TORCH_INDEX:-}" ]; then
+    if [[ " $missing " = *" torch>"* && -n "${DMUOND_TORCH_INDEX:-}" ]]; then
       "$PYTHON" -m pip install "${quiet[@]}" --index-url "$DMUOND_TORCH_INDEX" 'torch>=2.9'
     fi
     "$PYTHON" -m pip install "${quiet[@]}" "${limits[@]}" $missing
   fi
-  setup_client
+  case " $* " in *" client "*) setup_client ;; esac
 }
 
 # The package dmuond itself, in place: edits need no new install.
@@ -118,7 +126,28 @@ PY
   "$PYTHON" -m pip install -q --no-deps --no-build-isolation --editable client/python
 }
 
-setup_all() { # [REQUIREMENTS...]
-  setup_system
-  setup_python "$@"
+# Both lists' packages for these parts.
+setup_for() { # PART...
+  local part system=() python=()
+  for part; do
+    ! grep -qxF "[$part]" "$SYSTEM_LIST" || system+=("$part")
+    ! grep -qxF "[$part]" "$PYTHON_LIST" || python+=("$part")
+  done
+  setup_system "${system[@]}"
+  setup_python "${python[@]}"
 }
+
+# setup_python beside a command, whose work is the processor's as this one's is the network's.
+setup_python_beside() { # COMMAND...
+  local installing
+  set -m # a process group, for the trap; a signal from the terminal reaches the command's alone
+  setup_python client > /dev/null &
+  installing=$!
+  set +m
+  trap "kill -- -$installing 2> /dev/null" EXIT
+  "$@"
+  wait $installing || die "the Python packages that are missing were not installed"
+  trap - EXIT
+}
+
+setup_all() { setup_for programs client tests sanitizers lint "$@"; }

@@ -13,7 +13,7 @@ cmd_sim() {
     esac
     shift
   done
-  setup_system
+  setup_system programs tests
   build_preset cpu step_simulation_test membership_simulation_test
   local machine core cores failed=0 share pids=()
   cores=$(nproc)

@@ -27,7 +27,7 @@ cmd_test() {
     die "test: beside ${how[0]}, which says what is run, --all, --asan, --tsan, --cpp and --python have no effect"
   [ ${#more[@]} = 0 ] || [[ "${how[*]} ${parts[*]}" = *python* ]] ||
     die "test: no Python tests are run, which would get: ${more[*]}"
-  setup_all
+  setup_for programs client tests
   rm -rf build/test-logs
   mkdir -p build/test-logs
   # Simulations and mutations: a tenth of the seeds.
@@ -136,7 +136,7 @@ run_under_asan() { # OPTION...
 cmd_fuzz() {
   local which=.
   [ $# = 0 ] || [ "$*" = --half ] || die "fuzz takes no argument but --half (see ./dev help)"
-  setup_all
+  setup_for programs client tests
   build_preset asan
   # By turns, those with odd or even places in the list.
   [ $# = 0 ] || which=$(ctest --test-dir build/asan -N -L fuzz | sed -n 's/^ *Test *#[0-9]*: //p' |

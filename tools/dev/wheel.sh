@@ -4,9 +4,9 @@
 # Of all Python packages these two alone build wheels.
 setup_wheel() {
   local missing
-  setup_system
+  setup_system programs wheels
   need_python
-  missing=$("$PYTHON" tools/dev/python_needs.py <(grep -E '^(setuptools|grpcio-tools)>' tools/dev/requirements.txt))
+  missing=$(missing_python wheels)
   [ -n "$missing" ] || return 0
   say "installing Python packages into $("$PYTHON" -c 'import sys; print(sys.prefix)'):" $missing
   "$PYTHON" -m pip install -q $missing
