@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Sourced by ./dev: configuring and building a preset.
 
+# Of a folder that is made: whether it compiles several sources at a time, and whether tests are part of it.
+UNITY=ON TESTS=ON
+
 # One build of a preset at a time: who comes second waits, and finds the work done.
 build_preset() { # PRESET [TARGET...]
   mkdir -p build || return
@@ -28,17 +31,17 @@ build_alone() { # PRESET [TARGET...]
 # Of the folder that programs alone are built in tests are no part, nor what they need, until a command builds them.
 build_programs() { TESTS=OFF build_preset cpu programs; }
 
-# Makes the preset's folder, or adds tests to it, which compiles nothing anew. UNITY is for a new one: that the folder
-# has something else, which it keeps, is said.
+# Makes the preset's folder, or adds tests to it, which compiles nothing anew. A folder that is there keeps its UNITY,
+# which is said where it would have been made otherwise.
 configure() { # PRESET
-  local folder=build/$1 options=() unity=${DMUOND_UNITY:-${UNITY:-ON}} has
+  local folder=build/$1 options=() unity=${DMUOND_UNITY:-$UNITY} has
   case $unity in ON | OFF) ;; *) die "DMUOND_UNITY is ON or OFF, not $unity" ;; esac
   if [ ! -f "$folder/build.ninja" ]; then
-    [ "${TESTS:-ON}" = ON ] || options=(-DDMUOND_TESTS=OFF -DDMUOND_BENCH=OFF)
+    [ "$TESTS" = ON ] || options=(-DDMUOND_TESTS=OFF -DDMUOND_BENCH=OFF)
     cmake --preset "$1" "-DDMUOND_UNITY=$unity" "${options[@]}"
     return
   fi
-  if [ "${TESTS:-ON}" = ON ] && [ "$(cached "$folder" DMUOND_TESTS)" = OFF ]; then
+  if [ "$TESTS" = ON ] && [ "$(cached "$folder" DMUOND_TESTS)" = OFF ]; then
     options=(-DDMUOND_TESTS=ON -DDMUOND_BENCH=ON)
   fi
   has=$(cached "$folder" DMUOND_UNITY)
