@@ -15,8 +15,8 @@
 //   "fail ERRNO"  the point returns that number, where the caller knows what to do with it
 //
 // Threads: any; one that waits holds up no other.
-#ifndef DMUOND_FAULT_FAULT_POINT_H_
-#define DMUOND_FAULT_FAULT_POINT_H_
+#ifndef DMUOND_BASE_FAULT_POINT_H_
+#define DMUOND_BASE_FAULT_POINT_H_
 
 #include <dirent.h>
 #include <sys/socket.h>
@@ -118,4 +118,4 @@ inline int FaultPoint(const char* name) {
 
 }  // namespace dmuond::fault
 
-#endif  // DMUOND_FAULT_FAULT_POINT_H_
+#endif  // DMUOND_BASE_FAULT_POINT_H_

@@ -4,8 +4,8 @@
 //   Mutex mutex_;
 //   int count_ DMUOND_GUARDED_BY(mutex_);
 //   { MutexLock lock(mutex_); ++count_; changed_.NotifyAll(); }
-#ifndef DMUOND_KERNELS_MUTEX_H_
-#define DMUOND_KERNELS_MUTEX_H_
+#ifndef DMUOND_BASE_MUTEX_H_
+#define DMUOND_BASE_MUTEX_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -71,4 +71,4 @@ class CondVar {
 
 }  // namespace dmuond
 
-#endif  // DMUOND_KERNELS_MUTEX_H_
+#endif  // DMUOND_BASE_MUTEX_H_

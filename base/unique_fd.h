@@ -1,6 +1,6 @@
 // A file descriptor that is closed when its owner goes. Move-only.
-#ifndef DMUOND_WIRE_UNIQUE_FD_H_
-#define DMUOND_WIRE_UNIQUE_FD_H_
+#ifndef DMUOND_BASE_UNIQUE_FD_H_
+#define DMUOND_BASE_UNIQUE_FD_H_
 
 #include <unistd.h>
 
@@ -33,4 +33,4 @@ class UniqueFd {
 
 }  // namespace dmuond::wire
 
-#endif  // DMUOND_WIRE_UNIQUE_FD_H_
+#endif  // DMUOND_BASE_UNIQUE_FD_H_

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/unique_fd.h"
 #include "bench/recovery/group.h"
-#include "dmuond/fault/fault_point.h"
-#include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::bench {
 namespace {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "dmuond/v1/lane.pb.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/cpu_device.h"
 #include "server/lane/collector.h"
 #include "server/lane/publisher.h"

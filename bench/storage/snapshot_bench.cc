@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/storage/manifest.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/safetensors_reader.h"

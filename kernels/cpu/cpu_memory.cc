@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 #include "kernels/cpu/available_memory.h"
-#include "kernels/mutex.h"
 
 namespace dmuond::kernels::cpu {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::kernels::cpu {
 

@@ -18,7 +18,7 @@
 #include <mutex>
 #include <string>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

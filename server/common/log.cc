@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "absl/strings/strip.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "scheduler/shown.h"
 #include "server/common/line_writer.h"
 #include "server/common/log_file.h"

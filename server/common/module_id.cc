@@ -13,7 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/surroundings.h"
 #include "server/ctl/to_json.h"

@@ -18,7 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/common/exit_codes.h"
 #include "server/common/mps_control.h"
 #include "server/common/one_signal.h"

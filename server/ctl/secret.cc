@@ -9,7 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/ctl/command.h"
 #include "server/ctl/to_json.h"
 #include "server/daemon/group/peer_secret.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/save_request.h"

@@ -29,9 +29,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/v1/admin.pb.h"
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/mutex.h"
 #include "scheduler/job/addressed.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/group_job.h"

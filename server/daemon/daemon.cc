@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/calls/session_keys.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"

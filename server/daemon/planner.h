@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/mutex.h"
 #include "scheduler/job/planned_job.h"
 
 namespace dmuond::server {

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server {
 

@@ -22,7 +22,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server {
 

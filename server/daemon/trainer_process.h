@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "dmuond/wire/peer_process.h"
 
 namespace dmuond::server {

@@ -10,7 +10,7 @@
 #include <functional>
 #include <thread>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/lane.pb.h"
-#include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::server::lane {
 

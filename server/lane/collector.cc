@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::server::lane {
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 #include "server/common/log.h"
 #include "server/lane/engine.h"
 

@@ -17,8 +17,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
-#include "kernels/mutex.h"
 #include "server/lane/rail_blob.h"
 #include "server/lane/tcp_watch.h"
 

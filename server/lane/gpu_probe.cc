@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/driver.h"

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/log.h"
 #include "server/lane/modules.h"

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "kernels/device.h"
 #include "server/lane/channel.h"
 #include "server/lane/engine.h"

@@ -8,8 +8,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/lane.pb.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "scheduler/lane_program.h"

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/device.h"
 #include "server/lane/lane_job.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
-#include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
 #include "server/lane/timing.h"

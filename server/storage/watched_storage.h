@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "server/storage/storage.h"
 
 namespace dmuond::server::storage {

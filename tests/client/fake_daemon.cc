@@ -15,14 +15,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "dmuond/wire/frame.h"
 #include "dmuond/wire/layout_parts.h"
 #include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/mutex.h"
 #include "server/common/errors.h"
 
 namespace dmuond::testing {

@@ -14,9 +14,9 @@
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/mutex.h"
 
 namespace dmuond::testing {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <thread>
 
-#include "dmuond/wire/unique_fd.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::testing {
 

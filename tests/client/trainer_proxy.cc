@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "dmuond/wire/layout_parts.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/mutex.h"
 #include "tests/client/socket_relay.h"
 
 namespace dmuond::testing {

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "nlohmann/json.hpp"
 #include "tests/client/daemon_process.h"
 #include "tests/fake_cuda/fake_machine.h"

@@ -19,8 +19,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "dmuond/client/session.h"
-#include "dmuond/fault/fault_point.h"
 #include "tests/faults/trainer_memory.h"
 
 ABSL_FLAG(std::string, address, "", "socket of the daemon");

@@ -241,7 +241,7 @@ def test_a_cell_names_the_lane_that_dies():
 
 def test_the_table_has_the_points_that_the_programs_name():
     named = set()
-    for folder in ("client", "server", "kernels", "proto"):
+    for folder in ("base", "client", "server", "kernels", "proto"):
         for source in (*(ROOT / folder).rglob("*.cc"), *(ROOT / folder).rglob("*.py")):
             call = r'(?:FaultPoint|fault_point)\("([a-z_.]+)"\)'
             named |= set(re.findall(call, source.read_text()))

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/cost_model.h"
 #include "server/cost_file.h"

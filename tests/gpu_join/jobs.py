@@ -52,7 +52,7 @@ class Trainer(Program):
 
 
 class Assassin:
-    """Kills a lane where it stands at a point of its step (proto/dmuond/fault/fault_point.h)."""
+    """Kills a lane where it stands at a point of its step (base/fault_point.h)."""
 
     def __init__(self, folder: Path, point: str):
         path = folder / "faults"

@@ -1,4 +1,4 @@
-"""The points of the Python client speak the protocol of proto/dmuond/fault/fault_point.h."""
+"""The points of the Python client speak the protocol of base/fault_point.h."""
 
 import errno
 import os

@@ -55,7 +55,7 @@ def manager(request, tmp_path):
 
 
 class Holder:
-    """Holds a daemon at a fault point (proto/dmuond/fault/fault_point.h) while it is told to."""
+    """Holds a daemon at a fault point (base/fault_point.h) while it is told to."""
 
     def __init__(self, folder: Path, point: str):
         self.environment = {

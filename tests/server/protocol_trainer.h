@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/device.h"
 
 namespace dmuond::testing {

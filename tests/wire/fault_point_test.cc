@@ -1,4 +1,4 @@
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 
 namespace dmuond::fault {

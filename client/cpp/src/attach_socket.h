@@ -14,9 +14,9 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "base/unique_fd.h"
 #include "client/cpp/src/daemon_process.h"
 #include "dmuond/v1/attach.pb.h"
-#include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::client {
 

@@ -10,12 +10,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/socket_owner.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
-#include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/socket_path.h"
 
 namespace dmuond::client {

@@ -5,11 +5,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/launch.h"
 #include "client/cpp/src/status.h"
-#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::client {
 namespace {

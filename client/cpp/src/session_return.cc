@@ -9,10 +9,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/status_macros.h"
 #include "client/cpp/src/session_impl.h"
 #include "client/cpp/src/status.h"
-#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::client {
 namespace {

@@ -23,7 +23,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::wire {
 

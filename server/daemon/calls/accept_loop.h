@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 
@@ -41,8 +41,8 @@ class AcceptLoop {
   void Stop();
   void Wake() const;
 
-  // For `what` of epoll's events, in place of what was there before. False: the kernel has no memory.
-  // What is closed by all who have it is watched no more.
+  // For `what` of epoll's events, in place of what was there before. False: the kernel has no
+  // memory. What is closed by all who have it is watched no more.
   [[nodiscard]] bool Watch(int fd, uint64_t id, uint32_t what) const;
   void Forget(int fd) const;
   [[nodiscard]] uint64_t NewId() { return next_id_++; }  // of Run()'s thread
@@ -55,7 +55,8 @@ class AcceptLoop {
         events_(std::move(events)) {}
   void AcceptSome(const Events& events);
 
-  // Until it looks again, and accepts after running out of descriptors: the listener stays readable.
+  // Until it looks again, and accepts after running out of descriptors: the listener stays
+  // readable.
   static constexpr std::chrono::milliseconds kAgain{100};
 
   const std::string name_;

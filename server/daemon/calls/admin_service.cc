@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "scheduler/shown_pid.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"

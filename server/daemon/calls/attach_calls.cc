@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "dmuond/wire/timeline.h"
 #include "scheduler/job/refusals.h"
 #include "server/common/errors.h"

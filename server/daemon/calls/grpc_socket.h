@@ -30,8 +30,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dmuond/wire/unique_fd.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "server/common/log.h"
 #include "server/common/seldom.h"
 #include "server/daemon/calls/accept_loop.h"

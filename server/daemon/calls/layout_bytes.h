@@ -11,7 +11,7 @@
 #include <map>
 
 #include "absl/status/status.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "server/common/errors.h"
 
 namespace dmuond::server {

@@ -18,8 +18,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/mutex.h"
 #include "scheduler/job/job_places.h"
 #include "server/daemon/core.h"
 #include "server/daemon/place.h"

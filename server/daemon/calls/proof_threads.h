@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/wire/start_thread.h"
-#include "kernels/mutex.h"
 
 namespace dmuond::server {
 

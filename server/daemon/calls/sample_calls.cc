@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/orthogonality.h"
 #include "server/common/errors.h"

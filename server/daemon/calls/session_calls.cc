@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/refusals.h"

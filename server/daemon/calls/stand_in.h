@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "server/daemon/calls/queued_calls.h"
 
 namespace dmuond::server {

@@ -13,7 +13,7 @@
 #include <chrono>
 #include <map>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server {
 

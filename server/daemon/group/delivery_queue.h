@@ -22,7 +22,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server {
 

@@ -23,8 +23,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/v1/peer.grpc.pb.h"
-#include "kernels/mutex.h"
 #include "server/daemon/group/peer_calls.h"
 #include "server/daemon/group/peer_connections.h"
 #include "server/daemon/group/peer_links.h"

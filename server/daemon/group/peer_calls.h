@@ -20,8 +20,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/mutex.h"
 #include "server/daemon/group/peer_secret.h"
 
 namespace dmuond::server {

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

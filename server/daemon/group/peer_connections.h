@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/daemon/group/peer_credentials.h"
 #include "server/daemon/group/peer_handshake.h"
 #include "server/daemon/group/tls_stream.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "server/daemon/group/peer_tls_files.h"
 #include "server/daemon/group/tls_stream.h"
 

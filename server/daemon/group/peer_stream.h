@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/daemon/group/tcp.h"
 
 namespace dmuond::server {

@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/wire/start_thread.h"
-#include "kernels/mutex.h"
 #include "server/daemon/group/message_parts.h"
 
 namespace dmuond::server {

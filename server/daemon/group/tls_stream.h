@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "server/daemon/group/openssl_objects.h"
 #include "server/daemon/group/peer_stream.h"
 #include "server/daemon/group/peer_tls_files.h"

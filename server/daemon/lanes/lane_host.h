@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "dmuond/v1/lane.pb.h"
-#include "kernels/mutex.h"
 #include "scheduler/types.h"
 #include "server/daemon/lanes/lane_binary.h"
 #include "server/daemon/lanes/lane_process.h"

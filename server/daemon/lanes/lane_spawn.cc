@@ -14,7 +14,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "server/common/argument_list.h"
 #include "server/common/log.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "server/daemon/lanes/lane_binary.h"
 
 namespace dmuond::server {

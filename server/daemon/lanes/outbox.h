@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

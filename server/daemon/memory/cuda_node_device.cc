@@ -19,7 +19,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/driver.h"

@@ -22,11 +22,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/device.h"
-#include "kernels/mutex.h"
 #include "scheduler/types.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/trainer_process.h"

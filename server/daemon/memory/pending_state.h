@@ -19,10 +19,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "dmuond/v1/trainer.pb.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "kernels/mutex.h"
 #include "scheduler/plan.h"
 
 namespace dmuond::server {

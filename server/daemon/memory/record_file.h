@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "scheduler/job/job_record.h"
 #include "scheduler/job/node_job.h"
 

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "dmuond/wire/start_thread.h"
-#include "kernels/mutex.h"
 #include "server/common/errors.h"
 
 namespace dmuond::server {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 namespace {

@@ -9,8 +9,8 @@
 #include <functional>
 #include <string>
 
+#include "base/mutex.h"
 #include "dmuond/v1/admin.pb.h"
-#include "kernels/mutex.h"
 
 namespace dmuond::server {
 

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

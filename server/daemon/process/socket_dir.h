@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

@@ -19,9 +19,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "dmuond/v1/snapshot.pb.h"
 #include "kernels/device.h"
-#include "kernels/mutex.h"
 #include "scheduler/plan.h"
 #include "server/storage/host_copy.h"
 #include "server/storage/snapshot_store.h"

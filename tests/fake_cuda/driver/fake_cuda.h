@@ -10,7 +10,7 @@
 //
 // The address of device memory is mapped for nobody: a host that reads or writes it gets SIGSEGV.
 //
-// Fault points (dmuond/fault/fault_point.h), at which a test can stop the process, too: cuda.create
+// Fault points (base/fault_point.h), at which a test can stop the process, too: cuda.create
 // (fails: out of memory), cuda.map (the same) and cuda.kernel (fails: illegal access).
 //
 // Environment, read by cuInit():

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "tests/fake_cuda/driver/state.h"
 
 namespace dmuond::fake_cuda {

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 
 namespace dmuond::fake_cuda {
 namespace {

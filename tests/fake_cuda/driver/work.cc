@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dmuond/fault/fault_point.h"
+#include "base/fault_point.h"
 #include "tests/fake_cuda/driver/state.h"
 
 using namespace dmuond::fake_cuda;  // NOLINT: the driver's interface is global

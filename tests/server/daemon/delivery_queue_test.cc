@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "gtest/gtest.h"
-#include "kernels/mutex.h"
 
 namespace dmuond::server {
 namespace {

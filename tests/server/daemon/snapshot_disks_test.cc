@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 #include "scheduler/job/node_actions.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/snapshot_store.h"

@@ -17,8 +17,8 @@
 #include <string>
 #include <utility>
 
-#include "dmuond/wire/unique_fd.h"
-#include "kernels/mutex.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 
 namespace dmuond::server {
 

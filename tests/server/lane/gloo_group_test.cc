@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mutex.h"
+#include "base/mutex.h"
 
 namespace dmuond::server::lane {
 namespace {

@@ -14,9 +14,9 @@
 #include <tuple>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "kernels/device.h"
 #include "scheduler/lane_program.h"
 #include "scheduler/plan.h"

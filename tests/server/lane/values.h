@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "kernels/cpu/cpu_memory.h"
 
 namespace dmuond::server::lane::testing {

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "dmuond/wire/unique_fd.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
-#include "kernels/mutex.h"
 #include "tests/client/daemon_process.h"
 
 namespace dmuond::testing {

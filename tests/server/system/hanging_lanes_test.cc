@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/example_runs.h"
 #include "tests/server/system/daemon_status.h"

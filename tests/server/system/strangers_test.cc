@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
+#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_test.h"
 #include "tests/sanitized.h"

@@ -1,6 +1,6 @@
 """Named points at which a test's driver can stop this process and do something to it.
 
-proto/dmuond/fault/fault_point.h has the protocol, and the same points in the other programs. Only a
+base/fault_point.h has the protocol, and the same points in the other programs. Only a
 script that calls `connect_driver()` has a driver, which is always one of the tests'; everywhere
 else a point costs a look at a variable.
 """
