@@ -1,4 +1,4 @@
-# Writes OUTPUT, a header with a hash of what FILES hold and of the text COMPILER.
+# Writes OUTPUT, a source with a hash of what FILES hold and of the text COMPILER.
 set(hashes "${COMPILER}")
 foreach(file ${FILES})
   file(SHA256 ${file} hash)
@@ -6,10 +6,11 @@ foreach(file ${FILES})
 endforeach()
 string(SHA256 hash "${hashes}")
 string(SUBSTRING ${hash} 0 16 hash)
-file(WRITE ${OUTPUT} "#ifndef DMUOND_SERVER_LANE_CODE_HASH_H_
-#define DMUOND_SERVER_LANE_CODE_HASH_H_
+file(WRITE ${OUTPUT} "#include \"server/lane/code_hash.h\"
+
 namespace dmuond::server::lane {
-inline constexpr char kCodeHash[] = \"${hash}\";
+
+const char kCodeHash[] = \"${hash}\";
+
 }  // namespace dmuond::server::lane
-#endif  // DMUOND_SERVER_LANE_CODE_HASH_H_
 ")
