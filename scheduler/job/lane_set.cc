@@ -108,6 +108,8 @@ absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
     for (const v1::LaneBits::Module& module : bits.modules()) {
       if (FindIn(known.bits, module.name()) == nullptr) *known.bits.add_modules() = module;
     }
+    // The job's build is here again: what was refused before can no longer be accepted.
+    for (Place& place : lanes_) place.known.refused.Clear();
     return absl::OkStatus();
   }
   for (Place& place : lanes_) place.known.refused.Clear();

@@ -323,6 +323,8 @@ TEST_P(NodeJobBitsTest, AnOperatorMayAcceptWhatWasRefusedAndNothingElse) {
   EXPECT_EQ(job_.lanes()[LaneIndex(1)].state, LaneSet::State::kAbsent) << "that is refused now";
   TryAgain();
   SayBits(0, "build-id b", "other results");
+  EXPECT_EQ(ReasonOf(job_.AcceptLanes(now_, actions).status()), "LANES_NOT_REFUSED")
+      << "the build that the job goes on with is here again";
   SayBits(1, "build-id b", "other results");
   LanesReady();
   MapEverywhere(id);
