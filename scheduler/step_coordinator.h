@@ -97,6 +97,8 @@ class StepCoordinator {
   }
   // Somebody has submitted the open attempt.
   [[nodiscard]] bool in_flight() const { return try_.first.has_value(); }
+  // … as a push or a load: weights of its own.
+  [[nodiscard]] bool pushing() const { return Kind() != AttemptKind::kStep; }
   // All lanes are new, under `first`'s epoch, and nothing of the state is lost. Tells the last
   // commit again, for members that missed it and lanes that have to finish it, ends the attempt
   // that was open for a retry under the new epoch, and has everything published. REQUIRES:

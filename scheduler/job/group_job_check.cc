@@ -39,7 +39,8 @@ void GroupJob::AddChecks(TimePoint now, AddressedMessages& messages) {
   for (const Addressed& addressed : messages) {
     if (addressed.message.has_decision()) job_->check->OnDecision(addressed.message.decision());
   }
-  std::optional<v1::CoordinatorMessage> told = job_->check->Advance(now, WhyNotCompared());
+  std::optional<v1::CoordinatorMessage> told =
+      job_->check->Advance(now, WhyNotCompared(), job_->steps->pushing());
   if (told.has_value()) messages.emplace_back().message = *std::move(told);
 }
 

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kDifferencesShown = 100;
 constexpr int kExtractsMax = 4096;  // of one order
+// A node that has been asked for so long and has not answered is named.
+constexpr std::chrono::milliseconds kNamedAfter{500};
 
 // The parts of the extract that trainers hold, each once.
 std::vector<HeldBox> HeldOf(const Layout& layout, const Indices& holders, const Box& extract) {
@@ -64,64 +66,91 @@ void ReplicaCheck::OnChecked(const v1::ExtractsChecked& checked) {
 }
 
 void ReplicaCheck::OnDecision(const v1::Decision& decision) {
-  if (state_ != State::kDoubting || decision.verdict() != v1::Decision::VERDICT_COMMIT) return;
+  if (decision.verdict() != v1::Decision::VERDICT_COMMIT) return;
   settled_ = true;
-  again_ = again_ || decision.kind() != v1::ATTEMPT_KIND_STEP;
+  pushed_ = pushed_ || decision.kind() != v1::ATTEMPT_KIND_STEP;
 }
 
 std::optional<v1::CoordinatorMessage> ReplicaCheck::Advance(TimePoint now,
-                                                            const std::string& why_not) {
-  if (state_ == State::kIdle) {
-    const bool due = every_.count() > 0 && now >= due_ && why_not.empty();
-    if (wanted_.empty() && !due) return std::nullopt;
-    v1::CoordinatorMessage first = Begin(now);
-    if (why_not.empty()) return first;
-    answers_.clear();
-    again_ = true;
+                                                            const std::string& why_not,
+                                                            bool pushing) {
+  std::erase_if(wanted_, [now](const auto& wanted) { return now >= wanted.second; });
+  const bool due = state_ == State::kIdle && every_.count() > 0 && now >= due_ && why_not.empty();
+  // Who asks does not wait for a check that nobody has asked for.
+  if (due || (requests_.empty() && !wanted_.empty())) {
+    Begin(now);
+    if (why_not.empty()) return Order(now);
+    state_ = State::kWaiting;
   }
+  if (state_ == State::kIdle) return std::nullopt;
   if (now >= ends_by_) {
-    return Finish(now, "CHECK_UNANSWERED", why_not.empty() ? Unanswered() : why_not);
+    return Finish(now, "CHECK_UNANSWERED", why_not.empty() ? Unanswered(now) : why_not);
   }
   if (!why_not.empty()) {
-    state_ = State::kAsking;
     answers_.clear();
-    again_ = true;
+    Wait(now);
     return std::nullopt;
   }
-  if (state_ == State::kDoubting) {
-    if (!settled_ && now < doubts_until_) return std::nullopt;
-    return again_ ? OrderAgain() : Accept(now);
+  switch (state_) {
+    case State::kIdle:
+      return std::nullopt;
+    case State::kWaiting:
+      if (now < waits_until_) return std::nullopt;
+      return order_.extracts().empty() ? Order(now) : OrderAgain(now);
+    case State::kAsking:
+      return OnAnswers(now);
+    case State::kDoubting:
+      break;
   }
-  if (again_) return OrderAgain();
+  if (pushed_) return OrderAgain(now);
+  if (!settled_ && (pushing || now < doubts_until_)) return std::nullopt;
+  return Accept(now);
+}
+
+std::optional<v1::CoordinatorMessage> ReplicaCheck::OnAnswers(TimePoint now) {
   if (answers_.size() < static_cast<size_t>(inputs_.nodes)) return std::nullopt;
+  bool again = false;
   for (const auto& [node, answer] : answers_) {
     if (!answer.error().empty()) {
       return Finish(now, "CHECK_FAILED", absl::StrCat("node ", node, ": ", answer.error()));
     }
-    // What a node cannot do yet it can soon: the next event comes within 100 ms.
-    again_ = again_ || answer.again();
+    again = again || answer.again();
   }
-  if (again_) return std::nullopt;
+  if (again) {
+    Wait(now + kAgain);
+    return std::nullopt;
+  }
   Compare();
-  if (std::none_of(differences_.begin(), differences_.end(), OfWeights)) return Accept(now);
+  // A push commits in time, or none does; a whole arena that is wrong would be doubted for hours.
+  const bool enough = done_.different() >= kDifferencesShown;
+  if (enough || std::none_of(differences_.begin(), differences_.end(), OfWeights)) {
+    return Accept(now);
+  }
+  if (pushed_) return OrderAgain(now);
+  if (settled_) return Accept(now);
   state_ = State::kDoubting;
   doubts_until_ = now + kDoubt;
-  settled_ = false;
   return std::nullopt;
 }
 
-std::string ReplicaCheck::Unanswered() const {
+void ReplicaCheck::Wait(TimePoint until) {
+  state_ = State::kWaiting;
+  waits_until_ = until;
+}
+
+std::string ReplicaCheck::Unanswered(TimePoint now) const {
   std::vector<int32_t> nodes;
+  const bool named = state_ == State::kAsking && now >= told_ + kNamedAfter;
   for (int32_t node = 0; node < inputs_.nodes; ++node) {
     const auto answer = answers_.find(node);
-    if (answer == answers_.end() || answer->second.again()) nodes.push_back(node);
+    if (answer == answers_.end() ? named : answer->second.again()) nodes.push_back(node);
   }
   if (nodes.empty()) return "the check has not come to its end in time";
   return absl::StrCat("node ", absl::StrJoin(nodes, ", "),
                       " has not told in time what its lanes hold: its log says why");
 }
 
-v1::CoordinatorMessage ReplicaCheck::Begin(TimePoint now) {
+void ReplicaCheck::Begin(TimePoint now) {
   requests_.clear();
   ends_by_ = now;
   for (const auto& [request, until] : wanted_) {
@@ -134,27 +163,32 @@ v1::CoordinatorMessage ReplicaCheck::Begin(TimePoint now) {
   done_.Clear();
   ranks_.clear();
   next_ = {};
-  return Order();
+  order_.Clear();
+  answers_.clear();
 }
 
-v1::CoordinatorMessage ReplicaCheck::Order() {
+v1::CoordinatorMessage ReplicaCheck::Order(TimePoint now) {
   order_.Clear();
   places_.clear();
   std::map<int32_t, int64_t> bytes;  // by rail
+  int64_t holders = 0;
   while (next_.unit < static_cast<int32_t>(plan_.units.size())) {
     const Unit& unit = plan_.units[next_.unit];
     const int32_t rail = unit.owner.value() % inputs_.lanes_per_node;
     const int64_t of_weights =
         SizeOf(inputs_.layout.parameters[unit.parameter].weight_type) * ranks_per_node_;
     const std::vector<Box> boxes = Extracts(unit.box);
+    const auto more_holders = static_cast<int64_t>(plan_.holders[next_.unit].size());
     for (; next_.number < static_cast<int32_t>(boxes.size()); ++next_.number) {
       const Box& box = boxes[next_.number];
       // State of 12 bytes, and the master once more.
       int64_t& sum = bytes[rail];
       const int64_t more = Elements(box) * (16 + of_weights);
       const bool full = sum > 0 && sum + more > kCheckOrderBytes;
-      if (full || order_.extracts_size() == kExtractsMax) return OrderAgain();
+      const bool many = holders > 0 && holders + more_holders > kCheckOrderHolders;
+      if (full || many || order_.extracts_size() == kExtractsMax) return OrderAgain(now);
       sum += more;
+      holders += more_holders;
       v1::Extract& extract = *order_.add_extracts();
       extract.set_unit(unit.id.value());
       extract.set_rail(rail);
@@ -166,12 +200,14 @@ v1::CoordinatorMessage ReplicaCheck::Order() {
     }
     next_ = {next_.unit + 1, 0};
   }
-  return OrderAgain();
+  return OrderAgain(now);
 }
 
-v1::CoordinatorMessage ReplicaCheck::OrderAgain() {
+v1::CoordinatorMessage ReplicaCheck::OrderAgain(TimePoint now) {
   state_ = State::kAsking;
-  again_ = false;
+  settled_ = false;
+  pushed_ = false;
+  told_ = now;
   answers_.clear();
   order_.set_number(++number_);
   v1::CoordinatorMessage message;
@@ -196,7 +232,7 @@ v1::CoordinatorMessage ReplicaCheck::Accept(TimePoint now) {
       }
     }
   }
-  return next_.unit < static_cast<int32_t>(plan_.units.size()) ? Order() : Finish(now);
+  return next_.unit < static_cast<int32_t>(plan_.units.size()) ? Order(now) : Finish(now);
 }
 
 v1::CoordinatorMessage ReplicaCheck::Finish(TimePoint now, const std::string& reason,
@@ -210,6 +246,10 @@ v1::CoordinatorMessage ReplicaCheck::Finish(TimePoint now, const std::string& re
   done.mutable_requests()->Add(requests_.begin(), requests_.end());
   done.set_reason(reason);
   done.set_error(error);
+  if (!error.empty() && done.different() > 0) {
+    done.set_error(absl::StrCat(error, "; ", done.different(),
+                                " copies differed until then: dmuonctl status"));
+  }
   done.set_ranks(static_cast<int32_t>(ranks_.size()));
   done.set_took_ms(std::chrono::duration_cast<milliseconds>(now - began_).count());
   requests_.clear();

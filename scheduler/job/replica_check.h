@@ -11,15 +11,21 @@
 // Training goes on. No step waits for more than one order's extracts in one lane, whose bytes are
 // limited, because the next order leaves when every node has answered.
 //
-//               due, wanted   all answered              decision          interrupted   time over
-//   Idle        Asking        -                         -                 -             -
-//   Asking      -             Asking, Doubting or Idle  -                 Asking (2)    Idle
-//   Doubting    -             -                         Asking (1)        Asking (2)    Idle
+//               due, wanted   all answered       decision      time has come   interrupted   time
+//               over
+//   Idle        Asking (1)    -                  -             -               -             -
+//   Waiting     Asking (2)    -                  -             Asking          -             Idle
+//   Asking      Asking (2)    any of them (3)    -             -               Waiting       Idle
+//   Doubting    Asking (2)    -                  Asking, Idle  Asking, Idle    Waiting       Idle
 //
+// Waiting: nothing can be compared at present, or a node could not digest yet: the same is asked
+// again when the job runs, or after kAgain.
 // Doubting: weights in an arena differ. A trainer may have written them itself, and be about to
-// push them: then the same is asked again after the push. If something else has committed, or
-// nothing has for kDoubt, the difference counts. (1) Or Idle, after the last extracts. (2) The same
-// is asked again when the job runs.
+// push them: then the same is asked again after the push, which may commit while nodes still
+// answer. If something else has committed since the order, or nothing has for kDoubt and nobody is
+// pushing, the difference counts. Once as many differ as are shown, nothing is doubted any more.
+// (1) Waiting, where nothing can be compared. (2) Only where somebody asks during a check that
+// nobody has asked for: that one is given up. (3) Asking: the next extracts; Idle: there are none.
 //
 // Threads: one at a time.
 #ifndef DMUOND_SCHEDULER_JOB_REPLICA_CHECK_H_
@@ -43,13 +49,17 @@ namespace dmuond::scheduler {
 
 // So many bytes a lane reads at most for one order.
 inline constexpr int64_t kCheckOrderBytes = int64_t{32} << 20;
+// So many holders of extracts an order looks at: it is made under node 0's lock.
+inline constexpr int64_t kCheckOrderHolders = 16'384;
 inline constexpr std::chrono::milliseconds kDoubt{500};
+// What a node could not digest it is asked for again after so long.
+inline constexpr std::chrono::milliseconds kAgain{100};
 // A check that nobody has asked for ends after so long.
 inline constexpr std::chrono::milliseconds kOwnCheckPatience{12 * 3'600'000};
 
 class ReplicaCheck {
  public:
-  enum class State : uint8_t { kIdle, kAsking, kDoubting };
+  enum class State : uint8_t { kIdle, kWaiting, kAsking, kDoubting };
 
   // Both must outlive the object. `every`: from one check to the next; 0: only when asked.
   ReplicaCheck(const PlanInputs& inputs, const Plan& plan, std::chrono::milliseconds every,
@@ -60,9 +70,11 @@ class ReplicaCheck {
   // Behind it nodes have other weights, and maybe another state.
   void OnDecision(const v1::Decision& decision);
   // What is to be told to all nodes now, behind all that they have been told. `why_not`: why
-  // nothing can be compared at present; empty: it can.
+  // nothing can be compared at present; empty: it can. `pushing`: a trainer has submitted weights
+  // of its own, and nothing is decided yet.
   [[nodiscard]] std::optional<v1::CoordinatorMessage> Advance(TimePoint now,
-                                                              const std::string& why_not);
+                                                              const std::string& why_not,
+                                                              bool pushing);
   [[nodiscard]] State state() const { return state_; }
 
  private:
@@ -77,10 +89,12 @@ class ReplicaCheck {
   };
   // What the nodes that have something of an extract say of it.
   using OfNodes = std::vector<std::pair<int32_t, const v1::ExtractDigests*>>;
-  [[nodiscard]] v1::CoordinatorMessage Begin(TimePoint now);
+  void Begin(TimePoint now);
   // Orders the extracts from next_ on.
-  [[nodiscard]] v1::CoordinatorMessage Order();
-  [[nodiscard]] v1::CoordinatorMessage OrderAgain();
+  [[nodiscard]] v1::CoordinatorMessage Order(TimePoint now);
+  [[nodiscard]] v1::CoordinatorMessage OrderAgain(TimePoint now);
+  void Wait(TimePoint until);
+  [[nodiscard]] std::optional<v1::CoordinatorMessage> OnAnswers(TimePoint now);
   [[nodiscard]] v1::CoordinatorMessage Finish(TimePoint now, const std::string& reason = "",
                                               const std::string& error = "");
   // The order's digests are counted, and those after it are asked for.
@@ -89,7 +103,7 @@ class ReplicaCheck {
   void CompareState(int32_t extract, int32_t node, const v1::ExtractDigests& digests);
   void CompareCopies(int32_t extract, const OfNodes& of_nodes);
   [[nodiscard]] v1::CheckDone::Difference About(int32_t extract) const;
-  [[nodiscard]] std::string Unanswered() const;
+  [[nodiscard]] std::string Unanswered(TimePoint now) const;
 
   const PlanInputs& inputs_;
   const Plan& plan_;
@@ -110,13 +124,15 @@ class ReplicaCheck {
   v1::CheckExtracts order_;
   std::vector<Place> places_;                       // of its extracts
   std::map<int32_t, v1::ExtractsChecked> answers_;  // by node
-  bool again_ = false;                              // the order is to be told again
-  // Of the order, counted when it is accepted.
+  TimePoint told_;                                  // the order
+  TimePoint waits_until_;                           // in kWaiting
+  // What the answers to the order say. It counts when the order is accepted.
   std::vector<v1::CheckDone::Difference> differences_;
   std::map<Place, Look> looks_now_;
   int64_t digests_ = 0;
   TimePoint doubts_until_;
-  bool settled_ = false;  // in kDoubting: something has committed
+  bool settled_ = false;  // something has committed since the order
+  bool pushed_ = false;   // a push, load or restart has
   uint64_t number_ = 0;   // of the newest order; none is used twice
 };
 

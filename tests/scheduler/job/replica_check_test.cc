@@ -47,7 +47,7 @@ class ReplicaCheckTest : public ::testing::Test {
 
   // What is told to all nodes next: an order is kept, an end is returned.
   std::optional<v1::CheckDone> Advance(const std::string& why_not = "") {
-    const std::optional<v1::CoordinatorMessage> told = check_.Advance(now_, why_not);
+    const std::optional<v1::CoordinatorMessage> told = check_.Advance(now_, why_not, pushing_);
     if (!told.has_value()) return std::nullopt;
     if (told->has_check_done()) return told->check_done();
     order_ = told->check();
@@ -93,6 +93,7 @@ class ReplicaCheckTest : public ::testing::Test {
   ReplicaCheck check_{inputs_, plan_, milliseconds(0), now_};
   v1::CheckExtracts order_;
   int orders_ = 0;
+  bool pushing_ = false;
 };
 
 TEST_F(ReplicaCheckTest, EqualCopiesAreCountedAndWhoHasAskedIsAnswered) {
@@ -161,6 +162,37 @@ TEST_F(ReplicaCheckTest, WeightsThatATrainerWasAboutToPushAreAskedForAgain) {
   EXPECT_EQ(done->different(), 0);
 }
 
+TEST_F(ReplicaCheckTest, WeightsThatWerePushedWhileNodesAnsweredAreAskedForAgain) {
+  Request();
+  Answer(0, 5);
+  Commit(v1::ATTEMPT_KIND_PUSH);
+  Answer(1, 6);
+  EXPECT_FALSE(Advance().has_value());
+  EXPECT_EQ(orders_, 2);
+  // Nodes digest what was there before a step that commits meanwhile: no push can follow.
+  Answer(0, 5);
+  Commit(v1::ATTEMPT_KIND_STEP);
+  Answer(1, 6);
+  const std::optional<v1::CheckDone> done = Advance();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->different(), 1);
+  EXPECT_EQ(orders_, 2);
+}
+
+TEST_F(ReplicaCheckTest, WeightsThatATrainerIsPushingAreDoubtedUntilThatIsDecided) {
+  Request();
+  Answer(0, 5);
+  Answer(1, 6);
+  EXPECT_FALSE(Advance().has_value());
+  pushing_ = true;
+  now_ += 2 * kDoubt;
+  EXPECT_FALSE(Advance().has_value());
+  pushing_ = false;
+  Commit(v1::ATTEMPT_KIND_PUSH);
+  EXPECT_FALSE(Advance().has_value());
+  EXPECT_EQ(orders_, 2);
+}
+
 TEST_F(ReplicaCheckTest, AMasterThatAllCopiesContradictIsTheOneThatDiffers) {
   Request();
   Answer(0, 5, 9);
@@ -225,7 +257,11 @@ TEST_F(ReplicaCheckTest, WhatANodeCannotDoYetItIsAskedForAgain) {
   check_.OnChecked(busy);
   Answer(0, 5);
   EXPECT_FALSE(Advance().has_value());
+  EXPECT_EQ(check_.state(), ReplicaCheck::State::kWaiting);
+  now_ += kAgain - milliseconds(1);
+  EXPECT_FALSE(Advance().has_value());
   EXPECT_EQ(orders_, 1);
+  now_ += milliseconds(1);
   EXPECT_FALSE(Advance().has_value());
   EXPECT_EQ(orders_, 2);
 }
@@ -264,14 +300,65 @@ TEST_F(ReplicaCheckTest, AnErrorOfANodeIsTheEnd) {
   EXPECT_EQ(done->reason(), "CHECK_FAILED");
 }
 
+TEST_F(ReplicaCheckTest, ARequestWhoseTimeIsOverBeginsNoCheck) {
+  Request();
+  v1::CheckRequest request;
+  request.set_request(kRequest + 1);
+  request.set_patience_ms(1000);
+  check_.OnRequest(now_, request);
+  now_ += seconds(2);
+  Answer(0, 5);
+  Answer(1, 5);
+  const std::optional<v1::CheckDone> done = Advance();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->error(), "");
+  EXPECT_FALSE(Advance().has_value());
+  EXPECT_EQ(check_.state(), ReplicaCheck::State::kIdle);
+}
+
+TEST_F(ReplicaCheckTest, WhoAsksDoesNotWaitForACheckThatNobodyHasAskedFor) {
+  ReplicaCheck daily(inputs_, plan_, hours(24), now_);
+  now_ += hours(24);
+  ASSERT_TRUE(daily.Advance(now_, "", false).has_value());
+  EXPECT_FALSE(daily.Advance(now_, "it is parked", false).has_value());
+  v1::CheckRequest request;
+  request.set_request(kRequest);
+  request.set_patience_ms(1000);
+  daily.OnRequest(now_, request);
+  EXPECT_FALSE(daily.Advance(now_, "it is parked", false).has_value());
+  now_ += seconds(1);
+  const std::optional<v1::CoordinatorMessage> told = daily.Advance(now_, "it is parked", false);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_THAT(told->check_done().requests(), ElementsAre(kRequest));
+  EXPECT_EQ(told->check_done().error(), "it is parked");
+}
+
+TEST_F(ReplicaCheckTest, NodesThatAreNotAskedAreNotNamed) {
+  Request(seconds(1));
+  EXPECT_FALSE(Advance("new lanes").has_value());
+  now_ += seconds(1);
+  std::optional<v1::CheckDone> done = Advance();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->error(), "the check has not come to its end in time");
+  // Neither are those that have been asked just now.
+  Request(seconds(1));
+  EXPECT_FALSE(Advance("new lanes").has_value());
+  now_ += milliseconds(950);
+  EXPECT_FALSE(Advance().has_value());
+  now_ += milliseconds(50);
+  done = Advance();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->error(), "the check has not come to its end in time");
+}
+
 TEST_F(ReplicaCheckTest, ByItselfItBeginsWhenItIsDue) {
   now_ += hours(1000);
   EXPECT_FALSE(Advance().has_value());
   EXPECT_EQ(orders_, 0);
   ReplicaCheck daily(inputs_, plan_, hours(24), now_);
-  EXPECT_FALSE(daily.Advance(now_ + hours(23), "").has_value());
-  EXPECT_FALSE(daily.Advance(now_ + hours(24), "it does not run").has_value());
-  const std::optional<v1::CoordinatorMessage> told = daily.Advance(now_ + hours(25), "");
+  EXPECT_FALSE(daily.Advance(now_ + hours(23), "", false).has_value());
+  EXPECT_FALSE(daily.Advance(now_ + hours(24), "it does not run", false).has_value());
+  const std::optional<v1::CoordinatorMessage> told = daily.Advance(now_ + hours(25), "", false);
   ASSERT_TRUE(told.has_value());
   EXPECT_TRUE(told->has_check());
 }
@@ -288,7 +375,7 @@ TEST(ReplicaCheckOrders, NoLaneReadsMoreThanItMayForOne) {
   int64_t elements = 0;
   int orders = 0;
   for (;; ++orders) {
-    const std::optional<v1::CoordinatorMessage> told = check.Advance(TimePoint(), "");
+    const std::optional<v1::CoordinatorMessage> told = check.Advance(TimePoint(), "", false);
     ASSERT_TRUE(told.has_value());
     if (told->has_check_done()) break;
     int64_t of_order = 0;
@@ -307,6 +394,68 @@ TEST(ReplicaCheckOrders, NoLaneReadsMoreThanItMayForOne) {
   }
   EXPECT_EQ(elements, 5'500'000);
   EXPECT_GT(orders, 3);
+}
+
+// Answers an order as two ranks on a node each do, of which rank 1 has other weights.
+void AnswerWithOneWrongRank(const v1::CheckExtracts& order, const Plan& plan, ReplicaCheck& check) {
+  for (int32_t node = 0; node < 2; ++node) {
+    v1::ExtractsChecked checked;
+    checked.set_number(order.number());
+    checked.set_node(node);
+    for (int32_t i = 0; i < order.extracts_size(); ++i) {
+      v1::ExtractDigests& digests = *checked.add_digests();
+      digests.set_extract(i);
+      if (plan.units[order.extracts(i).unit()].owner.value() == node) digests.add_rounded(5);
+      v1::ExtractDigests::Copies& copies = *digests.add_copies();
+      copies.set_digest(5 + node);
+      copies.add_ranks(node);
+    }
+    check.OnChecked(checked);
+  }
+}
+
+TEST(ReplicaCheckOrders, EnoughDifferencesEndTheDoubtAndOutliveTheError) {
+  const Parameter vector = testing::AdamW("vector", {300'000'000});
+  const PlanInputs inputs = *testing::World(2, 2, 1).Replicate(vector).Inputs();
+  const Plan plan = *MakePlan(inputs);
+  TimePoint now(hours(1));
+  ReplicaCheck check(inputs, plan, milliseconds(0), now);
+  v1::CheckRequest request;
+  request.set_patience_ms(1'000'000);
+  check.OnRequest(now, request);
+  std::optional<v1::CoordinatorMessage> told = check.Advance(now, "", false);
+  int doubts = 0;
+  for (int orders = 0; orders < 200; ++orders) {
+    ASSERT_TRUE(told.has_value() && told->has_check());
+    AnswerWithOneWrongRank(told->check(), plan, check);
+    told = check.Advance(now, "", false);
+    if (told.has_value()) continue;
+    ++doubts;
+    now += kDoubt;
+    told = check.Advance(now, "", false);
+  }
+  EXPECT_GT(doubts, 0);
+  EXPECT_LE(doubts, 100);
+  told = check.Advance(now + seconds(1000), "", false);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_GE(told->check_done().different(), 200);
+  EXPECT_EQ(told->check_done().differences_size(), 100);
+  EXPECT_THAT(told->check_done().error(), HasSubstr("node 0, 1 has not told in time"));
+  EXPECT_THAT(told->check_done().error(), HasSubstr("copies differed until then"));
+}
+
+TEST(ReplicaCheckOrders, NamesNotTooManyHolders) {
+  testing::World world(64, 2, 1);
+  for (int i = 0; i < 600; ++i) world.Replicate(testing::AdamW("v" + std::to_string(i), {8}));
+  const PlanInputs inputs = *world.Inputs();
+  const Plan plan = *MakePlan(inputs);
+  ReplicaCheck check(inputs, plan, milliseconds(0), TimePoint());
+  v1::CheckRequest request;
+  request.set_patience_ms(1000);
+  check.OnRequest(TimePoint(), request);
+  const std::optional<v1::CoordinatorMessage> told = check.Advance(TimePoint(), "", false);
+  ASSERT_TRUE(told.has_value());
+  EXPECT_EQ(told->check().extracts_size(), kCheckOrderHolders / 64);
 }
 
 TEST(Extracts, CoverABoxOnceAndAreSmall) {
