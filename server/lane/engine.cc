@@ -198,10 +198,14 @@ absl::StatusOr<bool> Engine::Progress() {
   absl::StatusOr<bool> progress = ProgressAttempt();
   if (!progress.ok()) return progress;
   RETURN_IF_ERROR(rail_.SendReports());
-  // Where copies are this thread's own work they come after everything that somebody waits for.
-  if (!*progress && check_->active()) return ProgressCheck();
-  if (*progress || !snapshot_->active()) return progress;
-  return ProgressSnapshot();
+  if (*progress) return progress;
+  // Where copies are this thread's own work they come after everything that somebody waits for. The
+  // next step waits for those of a snapshot, so these come before a check's digests.
+  if (snapshot_->active()) {
+    ASSIGN_OR_RETURN(const bool copied, ProgressSnapshot());
+    if (copied) return true;
+  }
+  return check_->active() ? ProgressCheck() : absl::StatusOr<bool>(false);
 }
 
 absl::StatusOr<bool> Engine::ProgressAttempt() {
@@ -303,6 +307,7 @@ absl::StatusOr<bool> Engine::StartNext() {
     check_->Start(*std::move(tasks_.front().check));
     tasks_.pop_front();
     checked_since_.reset();
+    check_part_us_ = 0;
     return true;
   }
   std::fill(writing_to_.begin(), writing_to_.end(), 0);

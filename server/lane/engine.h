@@ -147,6 +147,7 @@ class Engine {
   std::vector<uint64_t> written_to_;
   std::vector<uint64_t> writing_to_;
   std::optional<Clock::time_point> checked_since_;  // a step has waited for the check
+  double check_part_us_ = 0;  // the longest that it has kept this thread from all else at once
 
   int64_t copy_request_ = 0;  // that the updater copies for
 

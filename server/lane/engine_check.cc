@@ -21,14 +21,16 @@ void Engine::NoteWriting(const std::vector<int32_t>& ranks) {
 }
 
 absl::StatusOr<bool> Engine::ProgressCheck() {
+  const Clock::time_point began = Clock::now();
   std::optional<v1::ExtractsChecked> checked = check_->Progress([this](int32_t rank) {
     const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
-    return trainer != nullptr && trainer->incarnation == written_to_[rank];
+    return trainer != nullptr && !trainer->gone && trainer->incarnation == written_to_[rank];
   });
+  const Clock::time_point now = Clock::now();
+  check_part_us_ = std::max<double>(check_part_us_, Microseconds(began, now));
   if (!checked.has_value()) return true;
-  if (checked_since_.has_value()) {
-    checked->set_held_us(Microseconds(*checked_since_, Clock::now()));
-  }
+  // What comes while a part is digested is read after it.
+  checked->set_held_us(check_part_us_ + (checked_since_ ? Microseconds(*checked_since_, now) : 0));
   if (absl::Status sent = Send(*std::move(checked)); !sent.ok()) return sent;
   return true;
 }

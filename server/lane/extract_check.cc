@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cast.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/extract.h"
@@ -36,6 +37,7 @@ void ExtractCheck::Start(v1::CheckExtracts order) {
   answer_.set_number(order.number());
   order_ = std::move(order);
   next_ = 0;
+  extract_.reset();
 }
 
 v1::ExtractsChecked ExtractCheck::Spoil() {
@@ -47,88 +49,99 @@ v1::ExtractsChecked ExtractCheck::Spoil() {
 
 std::optional<v1::ExtractsChecked> ExtractCheck::Progress(
     absl::FunctionRef<bool(int32_t)> has_weights) {
-  while (next_ < order_->extracts_size() &&
-         order_->extracts(next_).rail() != job_.program.rail.value()) {
-    ++next_;
-  }
-  if (next_ < order_->extracts_size()) {
-    const absl::Status digested = DigestNext(has_weights);
-    ++next_;
-    if (digested.ok()) return std::nullopt;
+  const absl::StatusOr<bool> digested = DigestNext(has_weights);
+  if (digested.ok() && *digested) return std::nullopt;
+  if (!digested.ok()) {
     answer_.clear_digests();
-    answer_.set_error(std::string(digested.message()));
+    answer_.set_error(std::string(digested.status().message()));
   }
   order_.reset();
   return std::move(answer_);
 }
 
-absl::Status ExtractCheck::DigestNext(absl::FunctionRef<bool(int32_t)> has_weights) {
+absl::StatusOr<bool> ExtractCheck::DigestNext(absl::FunctionRef<bool(int32_t)> has_weights) {
   if (scratch_ == nullptr) {
-    auto scratch = device_.AllocateHost(scheduler::kExtractElementsMax * sizeof(float));
-    if (!scratch.ok()) return scratch.status();
-    scratch_ = *std::move(scratch);
+    ASSIGN_OR_RETURN(scratch_,
+                     device_.AllocateHost(scheduler::kExtractElementsMax * sizeof(float)));
   }
-  const v1::Extract& extract = order_->extracts(next_);
-  const scheduler::LaneUnit* const of = job_.program.Find(scheduler::UnitId(extract.unit()));
-  if (of == nullptr) return absl::OkStatus();  // none of the node's trainers holds it
-  const absl::StatusOr<Box> box = FromProto(extract.box());
-  if (!box.ok()) return box.status();
-  std::vector<Box> held;
-  for (const v1::Box& wire : extract.held()) {
-    absl::StatusOr<Box> part = FromProto(wire);
-    if (!part.ok()) return part.status();
-    held.push_back(*std::move(part));
+  for (; next_ < order_->extracts_size(); ++next_) {
+    if (!extract_.has_value()) {
+      ASSIGN_OR_RETURN(const bool has_parts, Begin(order_->extracts(next_)));
+      if (!has_parts) continue;
+    }
+    ASSIGN_OR_RETURN(bool digested, DigestState());
+    if (!digested) {
+      ASSIGN_OR_RETURN(digested, DigestCopy(has_weights));
+    }
+    if (digested) return true;
+    *answer_.add_digests() = std::move(extract_->digests);
+    extract_.reset();
   }
-  const auto inside = [&](const Box& part) { return Contains(*box, part); };
-  if (!Contains(of->unit.box, *box) || scheduler::Elements(*box) > scheduler::kExtractElementsMax ||
-      !std::all_of(held.begin(), held.end(), inside)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an extract ", ToString(*box), " of unit ", extract.unit()));
-  }
-  v1::ExtractDigests digests;
-  digests.set_extract(next_);
-  absl::Status status;
-  if (job_.program.Owns(*of)) status = DigestState(of->unit, *box, held, digests);
-  if (status.ok()) status = DigestCopies(*of, *box, held, has_weights, digests);
-  *answer_.add_digests() = std::move(digests);
-  return status;
+  return false;
 }
 
-absl::Status ExtractCheck::DigestState(const scheduler::Unit& unit, const Box& box,
-                                       const std::vector<Box>& held, v1::ExtractDigests& digests) {
+absl::StatusOr<bool> ExtractCheck::Begin(const v1::Extract& wire) {
+  if (wire.rail() != job_.program.rail.value()) return false;
+  const scheduler::LaneUnit* const of = job_.program.Find(scheduler::UnitId(wire.unit()));
+  if (of == nullptr) return false;  // none of the node's trainers holds it
+  Extract extract;
+  extract.of = of;
+  extract.digests.set_extract(next_);
+  ASSIGN_OR_RETURN(extract.box, FromProto(wire.box()));
+  bool inside = Contains(of->unit.box, extract.box) &&
+                scheduler::Elements(extract.box) <= scheduler::kExtractElementsMax;
+  for (const v1::Box& part : wire.held()) {
+    ASSIGN_OR_RETURN(Box box, FromProto(part));
+    inside = inside && Contains(extract.box, box);
+    extract.held.push_back(std::move(box));
+  }
+  if (!inside) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an extract ", ToString(extract.box), " of unit ", wire.unit()));
+  }
+  extract_ = std::move(extract);
+  return true;
+}
+
+absl::StatusOr<bool> ExtractCheck::DigestState() {
+  const scheduler::Unit& unit = extract_->of->unit;
+  v1::ExtractDigests& digests = extract_->digests;
+  const auto held = static_cast<int>(extract_->held.size());
+  if (!job_.program.Owns(*extract_->of)) return false;
+  const int32_t tensors = slots_.tensors(unit.id);
+  if (digests.state_size() == tensors && digests.rounded_size() == held) return false;
   const StateView state = slots_.Current(unit.id);
   if (!state.exists()) {
     return absl::FailedPreconditionError(absl::StrCat("unit ", unit.id.value(), " has no state"));
   }
-  digests.set_written((static_cast<uint64_t>(state.step.value()) << 28) |
-                      (uint64_t{state.flips} << 20) | static_cast<uint64_t>(state.slot + 1));
-  const auto part_of = [&](int32_t tensor, const Box& part) {
+  const auto digest = [&](int32_t tensor, const Box& part, DType as) {
     auto* const data = reinterpret_cast<std::byte*>(slots_.Tensor(unit.id, state.slot, tensor));
-    return At(data, DType::kF32, ViewInUnit(unit, part));
+    return DigestOf(At(data, DType::kF32, ViewInUnit(unit, part)), part, as);
   };
-  const int32_t master = slots_.tensors(unit.id) - 1;
-  for (int32_t tensor = 0; tensor <= master; ++tensor) {
-    const absl::StatusOr<uint64_t> digest = DigestOf(part_of(tensor, box), box, DType::kF32);
-    if (!digest.ok()) return digest.status();
-    digests.add_state(*digest);
+  if (digests.state_size() < tensors) {
+    digests.set_written((static_cast<uint64_t>(state.step.value()) << 28) |
+                        (uint64_t{state.flips} << 20) | static_cast<uint64_t>(state.slot + 1));
+    ASSIGN_OR_RETURN(const uint64_t of_tensor,
+                     digest(digests.state_size(), extract_->box, DType::kF32));
+    digests.add_state(of_tensor);
+    return true;
   }
-  const DType weights = ToDType(job_.parameter(unit.id).weight_type);
-  for (const Box& part : held) {
-    const absl::StatusOr<uint64_t> digest = DigestOf(part_of(master, part), part, weights);
-    if (!digest.ok()) return digest.status();
-    digests.add_rounded(*digest);
-  }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(const uint64_t of_weights,
+                   digest(tensors - 1, extract_->held[digests.rounded_size()],
+                          ToDType(job_.parameter(unit.id).weight_type)));
+  digests.add_rounded(of_weights);
+  return true;
 }
 
-absl::Status ExtractCheck::DigestCopies(const scheduler::LaneUnit& of, const Box& box,
-                                        const std::vector<Box>& held,
-                                        absl::FunctionRef<bool(int32_t)> has_weights,
-                                        v1::ExtractDigests& digests) {
+absl::StatusOr<bool> ExtractCheck::DigestCopy(absl::FunctionRef<bool(int32_t)> has_weights) {
+  const scheduler::LaneUnit& of = *extract_->of;
+  const std::vector<Box>& held = extract_->held;
+  v1::ExtractDigests& digests = extract_->digests;
   const DType dtype = ToDType(job_.program.FindParameter(of.unit.parameter)->weight_type);
-  for (const int32_t f : of.holders) {
-    const scheduler::Fragment& fragment = job_.program.fragments[f];
-    const Box part = Intersect(fragment.box, box);
+  while (extract_->next_holder < of.holders.size()) {
+    const scheduler::Fragment& fragment =
+        job_.program.fragments[of.holders[extract_->next_holder++]];
+    const Box part = Intersect(fragment.box, extract_->box);
     if (Empty(part) || !has_weights(fragment.rank.value())) continue;
     const scheduler::StridedView view = ViewInSlice(fragment.box, fragment.weight.strides, part);
     std::byte* const data = trainers_.Address(fragment.rank.value(), fragment.weight.arena,
@@ -141,20 +154,20 @@ absl::Status ExtractCheck::DigestCopies(const scheduler::LaneUnit& of, const Box
     }
     kernels::StridedBox from = At(nullptr, dtype, view);
     from.data = data;
-    const absl::StatusOr<uint64_t> digest = DigestOf(from, part, dtype);
-    if (!digest.ok()) return digest.status();
+    ASSIGN_OR_RETURN(const uint64_t digest, DigestOf(from, part, dtype));
     const auto index = static_cast<int32_t>(place - held.begin());
     auto same = std::find_if(digests.mutable_copies()->begin(), digests.mutable_copies()->end(),
                              [&](const v1::ExtractDigests::Copies& copies) {
-                               return copies.held() == index && copies.digest() == *digest;
+                               return copies.held() == index && copies.digest() == digest;
                              });
     v1::ExtractDigests::Copies& copies =
         same == digests.mutable_copies()->end() ? *digests.add_copies() : *same;
     copies.set_held(index);
-    copies.set_digest(*digest);
+    copies.set_digest(digest);
     copies.add_ranks(fragment.rank.value());
+    return true;
   }
-  return absl::OkStatus();
+  return false;
 }
 
 absl::StatusOr<uint64_t> ExtractCheck::DigestOf(const kernels::StridedBox& from, const Box& box,

@@ -32,22 +32,28 @@ class ExtractCheck {
   // REQUIRES: !active().
   void Start(v1::CheckExtracts order);
   [[nodiscard]] bool active() const { return order_.has_value(); }
-  // Digests one extract, for which it waits for the device: a few MiB. `has_weights` says of a rank
-  // whether all weights of this lane were written into its arenas since it attached. Returns the
-  // answer when all are digested.
+  // Digests one state tensor of an extract, a part of its master rounded to weights, or one
+  // trainer's weights: 4 MiB at most, for which it waits for the device. `has_weights` says of a
+  // rank whether all weights of this lane were written into its arenas since it attached. Returns
+  // the answer when all are digested. REQUIRES: active().
   std::optional<v1::ExtractsChecked> Progress(absl::FunctionRef<bool(int32_t)> has_weights);
   // State is about to be written. Returns the answer, which says so. REQUIRES: active().
   v1::ExtractsChecked Spoil();
 
  private:
-  absl::Status DigestNext(absl::FunctionRef<bool(int32_t)> has_weights);
-  absl::Status DigestState(const scheduler::Unit& unit, const scheduler::Box& box,
-                           const std::vector<scheduler::Box>& held, v1::ExtractDigests& digests);
-  absl::Status DigestCopies(const scheduler::LaneUnit& of, const scheduler::Box& box,
-                            const std::vector<scheduler::Box>& held,
-                            absl::FunctionRef<bool(int32_t)> has_weights,
-                            v1::ExtractDigests& digests);
-  // Of `box`, whose elements lie at `from`. Floats are rounded to `as` first.
+  struct Extract {
+    const scheduler::LaneUnit* of = nullptr;
+    scheduler::Box box;
+    std::vector<scheduler::Box> held;
+    size_t next_holder = 0;      // into `of->holders`
+    v1::ExtractDigests digests;  // of the parts before
+  };
+  // Each returns false where nothing is left to digest.
+  absl::StatusOr<bool> DigestNext(absl::FunctionRef<bool(int32_t)> has_weights);
+  absl::StatusOr<bool> Begin(const v1::Extract& wire);
+  absl::StatusOr<bool> DigestState();
+  absl::StatusOr<bool> DigestCopy(absl::FunctionRef<bool(int32_t)> has_weights);
+  // Digests the elements of `box`, which lie at `from`. Floats are rounded to `as` first.
   absl::StatusOr<uint64_t> DigestOf(const kernels::StridedBox& from, const scheduler::Box& box,
                                     kernels::DType as);
 
@@ -58,7 +64,8 @@ class ExtractCheck {
   kernels::Stream& stream_;
   std::unique_ptr<kernels::Mapping> scratch_;  // made for the first check
   std::optional<v1::CheckExtracts> order_;
-  int next_ = 0;  // into its extracts
+  int next_ = 0;                    // into its extracts
+  std::optional<Extract> extract_;  // that one, when it has begun
   v1::ExtractsChecked answer_;
 };
 

@@ -271,6 +271,17 @@ void Cluster::Die(int32_t rank) {
   }
 }
 
+void Cluster::SendCheck() {
+  v1::LaneCommand command;
+  for (const scheduler::Unit& unit : plan_.units) {
+    v1::Extract& extract = *command.mutable_check()->add_extracts();
+    extract.set_unit(unit.id.value());
+    *extract.mutable_box() = *extract.add_held() = ToProto(unit.box);
+  }
+  checked.reset();
+  Send(0, command);
+}
+
 void Cluster::Republish(uint64_t attempt, const std::vector<int32_t>& ranks) {
   v1::LaneCommand command;
   command.mutable_republish()->set_attempt(attempt);
@@ -568,6 +579,10 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
       break;
     case Report::kCopied:
       copied.push_back(report.copied());
+      break;
+    case Report::kChecked:
+      checked = report.checked();
+      copied_before_checked = static_cast<int>(copied.size());
       break;
     case Report::kStateLoaded:
       state_loaded = report.state_loaded();

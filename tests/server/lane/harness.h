@@ -93,6 +93,8 @@ class Cluster {
   void WaitGathered();
   void Decide(scheduler::Verdict verdict);
   void WaitPublished();
+  // Has lane 0 digest all units, whose rails are 0, as one extract each.
+  void SendCheck();
   void WaitUnitIo(int64_t request, std::string* error);
   // Asks lane 0 until it has updated everything of the decided step, and names trainers whose
   // words it then awaits. Returns them; nobody, if it publishes the step without waiting.
@@ -137,6 +139,8 @@ class Cluster {
   std::map<int32_t, v1::LaneReport::Published> published;  // by lane, of the last attempt
   std::vector<v1::LaneReport::Copied> copied;              // in the order in which they came
   std::optional<v1::LaneReport::StateLoaded> state_loaded;
+  std::optional<v1::ExtractsChecked> checked;  // the last one
+  int copied_before_checked = 0;               // of `copied`, when that came
 
  private:
   struct LaneEnd {

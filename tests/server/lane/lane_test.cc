@@ -37,6 +37,29 @@ TEST(LaneTest, PushPublishesTheLowestHoldersWeightsToAll) {
   }
 }
 
+TEST(LaneTest, ADeadTrainersWeightsAreNotCompared) {
+  World world(2, 1, 1);
+  world.Replicate(Muon("w", {16, 8}));
+  Cluster cluster(world, 1, 1);
+  cluster.FillWeights([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+  cluster.Push();
+  const auto check = [&] {
+    cluster.SendCheck();
+    cluster.PumpUntil([&] { return cluster.checked.has_value(); });
+    return cluster.checked->digests(0);
+  };
+  v1::ExtractDigests digests = check();
+  ASSERT_EQ(digests.copies_size(), 1);
+  EXPECT_THAT(digests.copies(0).ranks(), ::testing::ElementsAre(0, 1));
+  EXPECT_EQ(digests.copies(0).digest(), digests.rounded(0));
+  EXPECT_GT(cluster.checked->held_us(), 0) << "a part, in which nothing else was done";
+  cluster.Die(1);
+  cluster.Weight(1, cluster.fragments()[1])[3] += 1;  // it had begun to write them
+  digests = check();
+  ASSERT_EQ(digests.copies_size(), 1);
+  EXPECT_THAT(digests.copies(0).ranks(), ::testing::ElementsAre(0));
+}
+
 // The update as the kernels alone compute it, from a gradient summed by hand.
 std::vector<float> Expected(const Cluster& cluster, int64_t rows, int64_t cols,
                             const std::vector<float>& weight, const std::vector<float>& gradient,

@@ -14,6 +14,7 @@
 #include "kernels/cpu/cpu_memory.h"
 #include "scheduler/convert/convert.h"
 #include "server/lane/collector.h"
+#include "server/lane/extract_check.h"
 #include "server/lane/publisher.h"
 #include "server/lane/rail.h"
 #include "server/lane/slots.h"
@@ -72,6 +73,8 @@ class OneLane {
     }
     return ok;
   }
+
+  [[nodiscard]] ExtractCheck MakeCheck() { return {*job, *slots_, *trainers_, *device_, *stream_}; }
 
   int32_t buckets = 0;
   std::unique_ptr<LaneJob> job;

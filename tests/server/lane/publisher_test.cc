@@ -60,5 +60,40 @@ TEST(PublisherTest, WeightsAreCopiedBatchByBatchAndToldOfBucketByBucket) {
   EXPECT_EQ(published.load(), 2);
 }
 
+TEST(ExtractCheckTest, DigestsOneTensorOrCopyAtATime) {
+  scheduler::testing::World world(3, 1, 1);
+  world.Replicate(Muon("wide", {16, 32}));
+  OneLane lane(world);
+  lane.Arm(1, scheduler::AttemptKind::kPush);
+  ASSERT_TRUE(lane.Collect());
+  lane.StartUpdate();
+  ASSERT_TRUE(lane.Publish());
+  ExtractCheck check = lane.MakeCheck();
+  v1::CheckExtracts order;
+  v1::Extract& extract = *order.add_extracts();
+  *extract.mutable_box() = *extract.add_held() = ToProto(lane.job->program.fragments[0].box);
+  order.mutable_extracts()->Add(v1::Extract(extract));
+  order.mutable_extracts(1)->set_rail(7);  // of another lane
+  order.mutable_extracts()->Add(v1::Extract(extract));
+  check.Start(order);
+  // Of each extract momentum, master, what that is rounded to, and the weights of ranks 0 and 2.
+  for (int part = 0; part < 2 * 5; ++part) {
+    EXPECT_FALSE(check.Progress([](int32_t rank) { return rank != 1; }).has_value()) << part;
+  }
+  const auto checked = check.Progress([](int32_t rank) { return rank != 1; });
+  ASSERT_TRUE(checked.has_value());
+  EXPECT_EQ(checked->error(), "");
+  ASSERT_EQ(checked->digests_size(), 2);
+  for (const v1::ExtractDigests& digests : checked->digests()) {
+    EXPECT_EQ(digests.state_size(), 2);
+    ASSERT_EQ(digests.rounded_size(), 1);
+    ASSERT_EQ(digests.copies_size(), 1);
+    EXPECT_EQ(digests.copies(0).digest(), digests.rounded(0));
+    ASSERT_EQ(digests.copies(0).ranks_size(), 2);
+    EXPECT_EQ(digests.copies(0).ranks(1), 2);
+  }
+  EXPECT_EQ(checked->digests(1).extract(), 2);
+}
+
 }  // namespace
 }  // namespace dmuond::server::lane::testing

@@ -86,6 +86,19 @@ TEST_P(SnapshotCopyTest, HoldsTheStateOfItsStepWhateverTrainingDoesMeanwhile) {
   EXPECT_TRUE(HostCopy() == State());
 }
 
+TEST_P(SnapshotCopyTest, IsNotHeldUpByACheck) {
+  Step(1);
+  TakeSnapshot();
+  cluster_->SendCheck();
+  cluster_->PumpUntil([&] { return cluster_->checked.has_value(); });
+  EXPECT_EQ(cluster_->checked->digests_size(), cluster_->plan().units.size());
+  WaitCopied();
+  // The device may still work on the last chunks, which only then are reported.
+  if (GetParam().run_as == RunAs::kThread) {
+    EXPECT_EQ(cluster_->copied_before_checked, cluster_->copied.size());
+  }
+}
+
 TEST_P(SnapshotCopyTest, BecomesTheStateAgain) {
   Step(1);
   const std::vector<float> after_first = State();
