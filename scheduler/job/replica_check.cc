@@ -103,7 +103,8 @@ std::optional<v1::CoordinatorMessage> ReplicaCheck::Advance(TimePoint now,
       break;
   }
   if (pushed_) return OrderAgain(now);
-  if (!settled_ && (pushing || now < doubts_until_)) return std::nullopt;
+  if (pushing) doubts_until_ = now + kDoubt;  // an attempt that fails is tried again
+  if (!settled_ && now < doubts_until_) return std::nullopt;
   return Accept(now);
 }
 

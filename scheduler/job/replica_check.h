@@ -11,8 +11,8 @@
 // Training goes on. No step waits for more than one order's extracts in one lane, whose bytes are
 // limited, because the next order leaves when every node has answered.
 //
-//               due, wanted   all answered       decision      time has come   interrupted   time
-//               over
+//                                                              its time                      time
+//               due, wanted   all answered       decision      has come        interrupted   over
 //   Idle        Asking (1)    -                  -             -               -             -
 //   Waiting     Asking (2)    -                  -             Asking          -             Idle
 //   Asking      Asking (2)    any of them (3)    -             -               Waiting       Idle

@@ -129,9 +129,12 @@ TEST(StepCoordinatorTest, APushBesideAStepIsRefused) {
 
 TEST(StepCoordinatorTest, ACommittedPushConsumesNoStepNumber) {
   StepGroup group(TwoNodes(), StepId(4));
+  EXPECT_FALSE(group.coordinator->pushing());
   (void)group.Submit(group.Push(0));
+  EXPECT_TRUE(group.coordinator->pushing());
   (void)group.Submit(group.Push(1));
   const Decision decision = DecisionIn(group.VoteAll());
+  EXPECT_FALSE(group.coordinator->pushing());
   EXPECT_EQ(decision.verdict, Verdict::kCommit);
   EXPECT_EQ(decision.kind, AttemptKind::kPush);
   EXPECT_EQ(decision.outcome.step, StepId(4));

@@ -187,7 +187,9 @@ TEST_F(ReplicaCheckTest, WeightsThatATrainerIsPushingAreDoubtedUntilThatIsDecide
   pushing_ = true;
   now_ += 2 * kDoubt;
   EXPECT_FALSE(Advance().has_value());
-  pushing_ = false;
+  pushing_ = false;  // that attempt was aborted, and is tried again
+  now_ += kDoubt - milliseconds(1);
+  EXPECT_FALSE(Advance().has_value());
   Commit(v1::ATTEMPT_KIND_PUSH);
   EXPECT_FALSE(Advance().has_value());
   EXPECT_EQ(orders_, 2);
