@@ -69,6 +69,9 @@ std::string JobText(const v1::JobStatus& job) {
   }
   if (job.has_check() && !job.check().result().error().empty()) {
     absl::StrAppend(&text, "copies were not compared: ", job.check().result().error(), "\n");
+    if (job.check().result().different() > 0) {
+      absl::StrAppend(&text, CheckText(job.check().result()));
+    }
   } else if (job.has_check()) {
     const absl::Duration ago = absl::Now() - absl::FromUnixMillis(job.check().unix_ms());
     absl::StrAppend(&text, "checked ", HumanSeconds(absl::ToInt64Seconds(ago)),

@@ -226,8 +226,8 @@ struct Core {
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
   // From the coordinator on this node to others: they hear it after this node's job.
   std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
-  // Of the newest order of a check: what lanes have told, and which have. Lanes that are replaced
-  // meanwhile never do, and the coordinator orders anew when the job runs again.
+  // What lanes have told to the newest order of a check, and which lanes have. Lanes that are
+  // replaced meanwhile never do: the coordinator orders anew when the job runs again.
   v1::ExtractsChecked extracts_ DMUOND_GUARDED_BY(mutex);
   std::set<scheduler::LaneIndex> lanes_checked_ DMUOND_GUARDED_BY(mutex);
   Seldom drops_ DMUOND_GUARDED_BY(mutex);

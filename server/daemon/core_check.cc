@@ -68,9 +68,10 @@ void Core::OnCheckDone(const v1::CheckDone& done) {
   if (!done.error().empty()) {
     log::Warn("copies were not compared",
               {{"job", job.name()}, {"epoch", job.epoch()}, {"what", done.error()}});
-    return;
+    if (done.different() == 0) return;
+  } else {
+    last_check.check.set_compared_unix_ms(last_check.check.unix_ms());
   }
-  last_check.check.set_compared_unix_ms(last_check.check.unix_ms());
   last_check.check.set_different(done.different());
   log::Write(done.different() == 0 ? log::Level::kInfo : log::Level::kError,
              done.different() == 0 ? "all copies are equal" : "copies differ",

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 
@@ -217,6 +218,26 @@ def test_daemons_check_by_themselves(daemons):
         assert "a copy differs" in daemons.members[0].text()
         together(*(rank.step for rank in ranks))
         until(differences, r"^\[0.0\]$")
+
+
+def test_what_differed_before_a_check_ended_early_is_told(daemons):
+    metrics = f"127.0.0.1:{free_port()}"
+    address = daemons.start(1, 1, f"--metrics_address={metrics}")[0]
+    large = Tensor("large", (5 << 20,), route="adamw")
+    with trainers([address], Job((large,), ((whole(large),),))) as ranks:
+        ranks[0].weights[0].view(np.uint32)[:] ^= 1
+        # Half a second of doubt for each of five orders.
+        ended = dmuonctl(address, "check", "--check_timeout=1500ms")
+        assert ended.returncode == 1 and "CHECK_UNANSWERED" in ended.stderr
+        count = re.search(r"; (\d+) copies differed until then: dmuonctl status", ended.stderr)[1]
+        text = dmuonctl(address, "status").stdout
+        assert "copies were not compared: " in text and f"copies that differ: {count}:" in text
+        assert "large" in text
+        assert "a copy differs" in daemons.members[0].text()
+        until(
+            lambda: str([v for (n, _), v in scrape(metrics)[1].items() if "replica_diff" in n]),
+            rf"^\[{count}.0\]$",
+        )
 
 
 def check_on_gpus(rank: int, world: int, job: Job) -> list[dict]:

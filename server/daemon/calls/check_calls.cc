@@ -52,7 +52,8 @@ absl::StatusOr<v1::CheckJobReply> CheckCalls::CheckJob(const v1::CheckJobRequest
   }
   if (!done.has_value()) {
     return Error(absl::StatusCode::kUnavailable, "CHECK_UNANSWERED",
-                 "node 0, which makes checks, has not answered in time");
+                 "the check has not come to its end in time: one before it has taken that long, or "
+                 "node 0, which makes checks, does not answer");
   }
   if (!done->error().empty()) {
     return Error(absl::StatusCode::kUnavailable, done->reason(), done->error());

@@ -337,11 +337,16 @@ void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {
 
 void AddCheck(const SeenJob& job, const Labels& labels, Metrics& metrics) {
   const v1::JobCheck& check = job.status.check();
-  if (check.compared_unix_ms() == 0) return;
-  metrics.Gauge("dmuond_job_replicas_checked_timestamp_seconds",
-                "Unix time at which all copies were last compared; absent: not yet", labels,
-                static_cast<double>(check.compared_unix_ms()) / 1e3);
-  metrics.Gauge("dmuond_job_replica_differences", "Copies of state and weights that differed then",
+  if (check.compared_unix_ms() != 0) {
+    metrics.Gauge("dmuond_job_replicas_checked_timestamp_seconds",
+                  "Unix time at which all copies were last compared; absent: not yet", labels,
+                  static_cast<double>(check.compared_unix_ms()) / 1e3);
+  } else if (check.different() == 0) {
+    return;
+  }
+  metrics.Gauge("dmuond_job_replica_differences",
+                "Copies of state and weights that differed then, or in a check that ended early "
+                "since",
                 labels, static_cast<double>(check.different()));
 }
 
