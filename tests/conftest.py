@@ -26,9 +26,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Who asks for tests by name gets them. pytest's other processes are told by the option."""
-    asks = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword
-    if asks and not hasattr(config, "workerinput"):
+    """Who asks for tests by name gets them; xdist's processes are asked with the same arguments."""
+    if config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword:
         config.option.all = True
 
 

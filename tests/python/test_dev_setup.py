@@ -99,6 +99,7 @@ LINT = {"clang-format", "clang-tidy", "ruff"}
     [
         ("demo", [PROGRAMS, CLIENT]),
         ("install there", [PROGRAMS]),
+        ("wheel --cpu", [PROGRAMS, {"python3-venv", "grpcio-tools"}]),
         ("setup", [PROGRAMS, CLIENT]),
         ("setup --all", [PROGRAMS, CLIENT, TESTS, {"clang"}, LINT]),
         ("setup --frameworks", [PROGRAMS, CLIENT, TESTS, {"clang"}, LINT, {"lightning"}]),

@@ -251,7 +251,7 @@ def test_tests_that_are_near_to_a_changed_file_are_found(changed, near, far):
     ],
 )
 def test_options_that_would_have_no_effect_are_refused(options, refusal):
-    script = 'die() { echo "$*" >&2; exit 1; }; . tools/dev/test.sh; setup_all() { die set up; }'
+    script = 'die() { echo "$*" >&2; exit 1; }; . tools/dev/test.sh; setup_for() { die set up; }'
     refused = bash(script + '; cmd_test "$@"', *options)
     assert refused.returncode == 1
     assert re.search(refusal, refused.stderr), refused.stderr

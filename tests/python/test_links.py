@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [
+    "base",
     "bench",
     "client",
     "deploy",

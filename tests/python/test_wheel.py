@@ -234,7 +234,7 @@ OF_THE_MACHINE = {
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory) -> Path:
-    needs.program("patchelf", "./dev setup")
+    needs.program("patchelf", "./dev setup --all")
     folder = tmp_path_factory.mktemp("engine")
     succeed(sys.executable, ROOT / "tools/wheel/engine.py", BUILD, folder, env=alone())
     (wheel,) = folder.glob("*.whl")
@@ -349,7 +349,7 @@ def test_versions_of_symbols_say_the_oldest_release(libraries, monkeypatch, need
 
 
 def test_programs_are_collected_with_their_libraries_in_a_folder_among_them(libraries, tmp_path):
-    needs.program("patchelf", "./dev setup")
+    needs.program("patchelf", "./dev setup --all")
     tool = Path(shutil.which("readelf"))
     found = libraries.collect([tool], tmp_path, tmp_path / "lib")
     assert {file.name for file in libraries.files_in(tmp_path / "lib")} == set(found) != set()

@@ -27,7 +27,10 @@ def heading(name: str) -> list[str]:
 
 
 def commands(block: list[str]) -> list[str]:
-    """Each command with its text; some have one text together, and a text may go on in the next line."""
+    """Each command with its text.
+
+    Some have one text together, and a text may go on in the next line.
+    """
     page, waiting = [], []
     for line in block:
         bare = line.strip()

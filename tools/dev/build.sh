@@ -13,6 +13,15 @@ build_preset() { # PRESET [TARGET...]
   ) 9> "build/$1.lock"
 }
 
+# As build_preset, without building.
+configure_preset() { # PRESET
+  mkdir -p build || return
+  (
+    flock 9
+    configure "$1" 9>&-
+  ) 9> "build/$1.lock"
+}
+
 build_alone() { # PRESET [TARGET...]
   local preset=$1 nvcc
   shift
@@ -37,7 +46,9 @@ configure() { # PRESET
   local folder=build/$1 options=() unity=${DMUOND_UNITY:-$UNITY} has
   case $unity in ON | OFF) ;; *) die "DMUOND_UNITY is ON or OFF, not $unity" ;; esac
   if [ ! -f "$folder/build.ninja" ]; then
-    [ "$TESTS" = ON ] || options=(-DDMUOND_TESTS=OFF -DDMUOND_BENCH=OFF)
+    # Also where it is ON by default: a configuration that has failed may have left OFF.
+    options=("-DDMUOND_TESTS=$TESTS")
+    case $1 in cpu | cuda) options+=("-DDMUOND_BENCH=$TESTS") ;; esac
     cmake --preset "$1" "-DDMUOND_UNITY=$unity" "${options[@]}"
     return
   fi

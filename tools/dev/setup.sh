@@ -33,7 +33,7 @@ setup_system() { # PART...
 base_python() {
   local candidate
   for candidate in python3 /usr/bin/python3; do
-    if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
       command -v "$candidate"
       return
     fi
@@ -63,7 +63,7 @@ make_venv() {
     options=(--system-site-packages)
   fi
   say "making the Python environment .venv with $base ${options[*]}"
-  "$base" -m venv "${options[@]}" .venv
+  "$base" -m venv "${options[@]}" .venv || { rm -rf .venv; die "$base cannot make an environment"; }
 }
 
 # "2.9.1", or nothing.

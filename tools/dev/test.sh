@@ -64,6 +64,7 @@ test_all_of_tier() {
 test_named() {
   local lines kind what filter program files=() python=()
   lines=$("$PYTHON" tools/dev/which_tests.py "${how[0]#--}" "${how[@]:1}") || {
+    [ $? = 3 ] || die "tools/dev/which_tests.py failed"
     [ "${how[0]}" = --changed ] && return
     die "test: no test is called '${how[1]}'"
   }
@@ -74,6 +75,7 @@ test_named() {
       python) python+=("$what" $filter) ;;
     esac
   done <<< "$lines"
+  [ ${#files[@]} = 0 ] || files=($(targets_of "${files[@]}"))
   [ ${#files[@]} = 0 ] || build_preset cpu "${files[@]}"
   [ ${#python[@]} = 0 ] || build_preset cpu programs python_tests
   build_python
@@ -88,6 +90,19 @@ test_named() {
     run_ctest cpu -R "^($(IFS='|'; echo "${files[*]}"))\$" 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
   fi
   [ ${#python[@]} = 0 ] || run_pytest "${python[@]}" "${more[@]}"
+}
+
+# Those of them that this build has: without a CUDA toolkit's headers some are no part of it.
+targets_of() { # TARGET...
+  local target
+  configure_preset cpu >&2 || return
+  for target; do
+    if ninja -C build/cpu -t query "$target" > /dev/null 2>&1; then
+      echo "$target"
+    else
+      say "left out, since this build does not have it: $target"
+    fi
+  done
 }
 
 run_pytest() { # ARGUMENT...

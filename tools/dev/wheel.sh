@@ -1,10 +1,9 @@
 # shellcheck shell=bash
 # Sourced by ./dev: the two wheels, the client's and the programs'.
 
-# Of all Python packages these two alone build wheels.
-setup_wheel() {
+setup_wheel() { # PART...: of Debian's packages, besides those of wheels
   local missing
-  setup_system programs wheels
+  setup_system programs wheels "$@"
   need_python
   missing=$(missing_python wheels)
   [ -n "$missing" ] || return 0
@@ -25,8 +24,13 @@ cmd_wheel() {
   case ${1:-} in -*) die "wheel: unknown option $1 (see ./dev help)" ;; esac
   [ $# -le 1 ] || die "wheel takes one folder"
   out=${1:-dist}
-  setup_wheel
-  DMUOND_UNITY=${DMUOND_UNITY:-ON} build_preset "$preset" programs
+  if [ "$preset" = cpu ]; then
+    setup_wheel
+    build_programs
+  else
+    setup_wheel tests  # muon_tune is built beside the benchmarks, which need theirs
+    build_preset cuda programs
+  fi
   mkdir -p "$out"
   rm -f "$out"/dmuond-*.whl "$out"/dmuond_engine-*.whl
   # Files in wheels have the commit's time, so that the same commit gives the same wheels.

@@ -70,8 +70,9 @@ class Tests:
             return {f"cpp {stem}" for stem in self._of_source(changed)}
         if changed.suffix == ".py":
             return {f"python {self._shown(file)}" for file in self._of_module(changed)}
+        named = re.compile(rf"(?<![\w/]){re.escape(changed.name)}(?![\w/])")
         return {
-            f"python {self._shown(file)}" for file in self.python if changed.name in self.text[file]
+            f"python {self._shown(file)}" for file in self.python if named.search(self.text[file])
         }
 
     def _of_source(self, changed: Path) -> Iterable[str]:
@@ -148,7 +149,7 @@ def main() -> int:
             print(f"no test is near {file}: ./dev test runs all", file=sys.stderr)
         found = set().union(*near.values())
     print("\n".join(sorted(found)))
-    return 0 if found else 1
+    return 0 if found else 3
 
 
 if __name__ == "__main__":
