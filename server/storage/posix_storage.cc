@@ -51,6 +51,13 @@ absl::Status Failed(const char* what, const std::string& path, int error) {
   }
 }
 
+// Of an open file, or one that is opened: a file server says ESTALE where somebody else has removed
+// it. Of a directory it says so of one that it exports no more, too, which is not taken for an
+// empty one.
+absl::Status FileFailed(const char* what, const std::string& path, int error) {
+  return Failed(what, path, error == ESTALE ? ENOENT : error);
+}
+
 class PosixWritableFile : public WritableFile {
  public:
   PosixWritableFile(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
@@ -104,11 +111,11 @@ class PosixReadableFile : public ReadableFile {
   absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const override {
     while (!out.empty()) {
       if (const int error = fault::FaultPoint("storage.read")) {
-        return Failed("read from", path_, error);
+        return FileFailed("read from", path_, error);
       }
       const ssize_t n = ::pread(fd_.get(), out.data(), std::min(out.size(), kCallBytesMax), offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Failed("read from", path_, errno);
+      if (n < 0) return FileFailed("read from", path_, errno);
       if (n == 0) {
         return absl::OutOfRangeError(absl::StrCat("read from ", path_, ": it ends at byte ", offset,
                                                   ", ", out.size(), " more are wanted"));
@@ -147,9 +154,9 @@ class PosixStorage : public Storage {
     // O_NONBLOCK: a pipe in a file's place must not stop us here.
     UniqueFd fd(
         ::openat(root_.get(), path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-    if (!fd.valid()) return Failed("open", Describe(path), errno);
+    if (!fd.valid()) return FileFailed("open", Describe(path), errno);
     struct stat info {};
-    if (::fstat(fd.get(), &info) != 0) return Failed("stat", Describe(path), errno);
+    if (::fstat(fd.get(), &info) != 0) return FileFailed("stat", Describe(path), errno);
     if (!S_ISREG(info.st_mode)) {
       return absl::UnavailableError(absl::StrCat("open ", Describe(path), ": not a regular file"));
     }

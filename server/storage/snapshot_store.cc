@@ -136,6 +136,16 @@ absl::StatusOr<SnapshotOwners> SnapshotStore::Owners() {
   return owners;
 }
 
+std::string SnapshotStore::GroupOf(const SnapshotEntry& entry) {
+  if (!entry.manifest.job().empty()) return entry.manifest.group();
+  const bool renamed =
+      entry.state == SnapshotState::kSetAside || entry.state == SnapshotState::kDiscarded;
+  if (!renamed) return "";
+  const bool set_aside = entry.state == SnapshotState::kSetAside;
+  const auto manifest = ReadManifest(entry.id, set_aside ? kSetAsideName : kDiscardedName);
+  return manifest.ok() ? manifest->group() : "";
+}
+
 absl::StatusOr<std::optional<SnapshotId>> SnapshotStore::Largest() {
   ASSIGN_OR_RETURN(std::vector<SnapshotId> ids, Directories());
   return ids.empty() ? std::nullopt : std::optional(ids.front());
@@ -170,7 +180,8 @@ absl::Status SnapshotStore::RemoveUpTo(const SnapshotId& newest,
   // What stays lies there, and files of other people may, too.
   absl::StatusOr<std::vector<std::string>> left = storage_->List(job_);
   if (!left.ok()) return UnlessGone(left.status());
-  return left->empty() ? UnlessGone(storage_->RemoveDirectory(job_)) : absl::OkStatus();
+  if (!left->empty() || !go_on()) return absl::OkStatus();
+  return UnlessGone(storage_->RemoveDirectory(job_));
 }
 
 absl::Status SnapshotStore::RemoveLeftovers(scheduler::Attempt oldest_live) {
@@ -240,13 +251,18 @@ SnapshotEntry SnapshotStore::Look(const SnapshotId& id) {
     return entry;
   };
   absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
+  absl::StatusOr<v1::SnapshotManifest> manifest = absl::NotFoundError("it has no manifest");
+  if (names.ok() && Has(*names, kManifestName)) {
+    manifest = ReadManifest(id, kManifestName);
+    // Somebody has renamed or removed it since its name was listed.
+    if (absl::IsNotFound(manifest.status())) names = NamesIn(id);
+  }
   if (!names.ok()) return broken(names.status());
   if (!Has(*names, kManifestName)) {
     if (Has(*names, kSetAsideName)) entry.state = SnapshotState::kSetAside;
     if (Has(*names, kDiscardedName)) entry.state = SnapshotState::kDiscarded;
     return entry;
   }
-  absl::StatusOr<v1::SnapshotManifest> manifest = ReadManifest(id);
   if (!manifest.ok()) return broken(manifest.status());
   entry.manifest = *std::move(manifest);
   if (absl::Status status = CheckFiles(entry.manifest); !status.ok()) return broken(status);
@@ -254,8 +270,9 @@ SnapshotEntry SnapshotStore::Look(const SnapshotId& id) {
   return entry;
 }
 
-absl::StatusOr<v1::SnapshotManifest> SnapshotStore::ReadManifest(const SnapshotId& id) {
-  const std::string path = absl::StrCat(PathOf(id), "/", kManifestName);
+absl::StatusOr<v1::SnapshotManifest> SnapshotStore::ReadManifest(const SnapshotId& id,
+                                                                 const char* name) {
+  const std::string path = absl::StrCat(PathOf(id), "/", name);
   const auto named = [&](absl::StatusCode code, const std::string& what) {
     return absl::Status(code, absl::StrCat(storage_->Describe(path), ": ", what));
   };
@@ -304,7 +321,7 @@ absl::Status SnapshotStore::RemoveSnapshot(const SnapshotId& id) {
   for (const char* manifest : {kManifestName, kSetAsideName}) {
     if (!Has(names, manifest)) continue;
     absl::Status status = UnlessGone(storage_->Remove(absl::StrCat(directory, "/", manifest)));
-    if (status.ok()) status = storage_->SyncDirectory(directory);
+    if (status.ok()) status = UnlessGone(storage_->SyncDirectory(directory));
     if (!status.ok()) return status;
   }
   for (const std::string& name : names) {

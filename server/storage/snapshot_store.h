@@ -82,6 +82,9 @@ class SnapshotStore {
 
   // The users whose job the snapshots that count are of.
   absl::StatusOr<SnapshotOwners> Owners();
+  // The group that made it, as its manifest says, also one that was set aside or discarded; empty:
+  // it names none, cannot be read, or is not there.
+  std::string GroupOf(const SnapshotEntry& entry);
 
   // The id of the directory with the largest attempt, finished or not, or nullopt. A new group
   // epoch must be larger than its epoch.
@@ -90,8 +93,8 @@ class SnapshotStore {
   // Removes all but the newest `keep` durable snapshots. REQUIRES: keep >= 1.
   absl::Status Retain(int32_t keep);
   // Removes the snapshots up to `newest`, the oldest first, but for broken ones: somebody should
-  // look at them. The job's directory goes with the last. Before each `go_on` is asked; false: what
-  // is left stays. REQUIRES: nobody uses them.
+  // look at them. The job's directory goes with the last. Before each removal `go_on` is asked;
+  // false: what is left stays. REQUIRES: nobody uses them.
   absl::Status RemoveUpTo(const SnapshotId& newest, const std::function<bool()>& go_on);
   // Removes what has no manifest and was begun by an older attempt than `oldest_live`: that of the
   // snapshot being written, or the open one.
@@ -113,7 +116,7 @@ class SnapshotStore {
   absl::StatusOr<std::vector<std::string>> NamesIn(const SnapshotId& id);
   absl::Status RenameManifest(const SnapshotId& id, const char* to);
   SnapshotEntry Look(const SnapshotId& id);
-  absl::StatusOr<v1::SnapshotManifest> ReadManifest(const SnapshotId& id);
+  absl::StatusOr<v1::SnapshotManifest> ReadManifest(const SnapshotId& id, const char* name);
   absl::Status CheckFiles(const v1::SnapshotManifest& manifest);
   absl::Status RemoveSnapshot(const SnapshotId& id);
 

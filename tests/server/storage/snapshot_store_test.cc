@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -161,6 +164,82 @@ TEST_F(SnapshotStoreTest, OwnersAreThoseOfAllThatCountAndEarlierBuildsNamedNone)
   ASSERT_TRUE(store_.DiscardAll().ok());
   EXPECT_THAT(store_.Owners()->uids, IsEmpty());
   EXPECT_TRUE(store_.Owners()->unread.ok());
+}
+
+// Something happens between two of the store's operations, as by another daemon.
+class BusyStorage : public FaultStorage {
+ public:
+  using FaultStorage::FaultStorage;
+  std::function<void()> before_open, before_sync;
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(const std::string& path) override {
+    if (before_open) std::exchange(before_open, nullptr)();
+    return FaultStorage::Open(path);
+  }
+  absl::Status SyncDirectory(const std::string& path) override {
+    if (before_sync) std::exchange(before_sync, nullptr)();
+    return FaultStorage::SyncDirectory(path);
+  }
+};
+
+TEST(BusySnapshotStoreTest, AManifestThatIsRenamedOrRemovedMeanwhileIsNotBroken) {
+  BusyStorage storage(1);
+  SnapshotStore store = SnapshotStore::Create(storage, kJob).value();
+  ASSERT_TRUE(Save(storage, MakeJob(2, 1, 2), 1).ok());
+  ASSERT_TRUE(Save(storage, MakeJob(2, 1, 2), 2).ok());
+  const auto path = [&](int64_t step, const char* name) {
+    return absl::StrCat(store.PathOf(IdAt(step)), "/", name);
+  };
+  storage.before_open = [&] {
+    EXPECT_TRUE(storage.Rename(path(2, "manifest.json"), path(2, "manifest.discarded.json")).ok());
+  };
+  const std::vector<SnapshotEntry> entries = store.List().value();
+  ASSERT_EQ(entries.size(), 2U);
+  EXPECT_EQ(Name(entries[0].state), std::string("discarded")) << entries[0].problem;
+  EXPECT_FALSE(entries[0].unread());
+  storage.before_open = [&] { EXPECT_TRUE(storage.Remove(path(1, "manifest.json")).ok()); };
+  EXPECT_TRUE(store.Owners()->unread.ok()) << store.Owners()->unread;
+}
+
+TEST(BusySnapshotStoreTest, WhatSomebodyElseHasRemovedMeanwhileIsRemoved) {
+  BusyStorage storage(1);
+  SnapshotStore store = SnapshotStore::Create(storage, kJob).value();
+  ASSERT_TRUE(Save(storage, MakeJob(2, 1, 2), 1).ok());
+  storage.before_sync = [&] {
+    const std::string directory = store.PathOf(IdAt(1));
+    const std::vector<std::string> names = storage.List(directory).value();
+    for (const std::string& name : names) {
+      EXPECT_TRUE(storage.Remove(absl::StrCat(directory, "/", name)).ok());
+    }
+    EXPECT_TRUE(storage.RemoveDirectory(directory).ok());
+  };
+  int asked = 0;
+  const absl::Status removed = store.RemoveUpTo(IdAt(1), [&] { return ++asked < 2; });
+  EXPECT_TRUE(removed.ok()) << removed;
+  EXPECT_TRUE(storage.List(kJob).ok()) << "somebody has come: the job's directory stays";
+  EXPECT_TRUE(store.RemoveUpTo(IdAt(1), [] { return true; }).ok());
+  EXPECT_TRUE(absl::IsNotFound(storage.List(kJob).status()));
+}
+
+TEST_F(SnapshotStoreTest, AGroupIsNamedByManifestsThatDoNotCountToo) {
+  SaveAll({1, 2, 3});
+  for (const int64_t step : {1, 2}) {
+    v1::SnapshotManifest manifest = store_.Find(scheduler::StepId(step))->manifest;
+    manifest.set_group(absl::StrCat("group", step));
+    ASSERT_TRUE(store_.Commit(manifest).ok());
+  }
+  ASSERT_TRUE(store_.Prepare(IdAt(4)).ok());
+  const auto groups = [&] {
+    std::vector<std::string> out;
+    const std::vector<SnapshotEntry> entries = store_.List().value();
+    for (const SnapshotEntry& entry : entries) out.push_back(store_.GroupOf(entry));
+    return out;
+  };
+  EXPECT_THAT(groups(), ElementsAre("", "", "group2", "group1"));
+  ASSERT_TRUE(store_.SetAsideAfter(IdAt(1)).ok());
+  EXPECT_THAT(groups(), ElementsAre("", "", "group2", "group1"));
+  ASSERT_TRUE(store_.DiscardAll().ok());
+  EXPECT_THAT(groups(), ElementsAre("", "", "group2", "group1"));
 }
 
 TEST_F(SnapshotStoreTest, AllGoButWhatIsBrokenUntilSomebodyComes) {
