@@ -30,8 +30,10 @@ absl::Status GroupJob::CheckLaunch(const v1::RankSession& session) const {
 
 uint32_t GroupJob::OwnerOf(const v1::RankSession& session) const {
   if (session.has_owner_uid()) return session.owner_uid();
-  const bool anew =
-      session.discard() && session.job() == discarded_.job && session.launch() == discarded_.launch;
+  // Who has no part in that user's jobs begins one of his own, whatever his launch is called.
+  const bool anew = session.discard() && session.job() == discarded_.job &&
+                    session.launch() == discarded_.launch &&
+                    options_.job_uids.MayTakePart(discarded_.owner_uid, session.uid());
   return anew ? discarded_.owner_uid : session.uid();
 }
 

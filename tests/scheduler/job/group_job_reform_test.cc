@@ -129,6 +129,30 @@ TEST_F(GroupJobReformTest, AJobThatNobodyHasAnyMoreMakesRoomForTheNext) {
   EXPECT_TRUE(Tell(session).empty()) << "it is not refused";
 }
 
+// A launch's name can be guessed.
+TEST_F(GroupJobReformTest, AStrangerWhoSaysADiscardsLaunchBeginsAJobOfHisOwn) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  ASSERT_THAT(Words(Attach()), ElementsAre("republish", "open"));
+  Gone(0, "rank died");
+  v1::MemberMessage end;
+  end.mutable_end_job()->set_job("job");
+  v1::RankSession& discard = *end.mutable_end_job()->mutable_discard();
+  discard.set_job("job");
+  discard.set_launch("1");
+  ASSERT_THAT(Words(Tell(end)), ElementsAre("job ended"));
+  v1::MemberMessage message;
+  v1::RankSession& session = *message.mutable_rank_session();
+  session = discard;
+  session.set_world_size(1);
+  session.set_discard(true);
+  session.set_uid(1001);
+  Tell(message);
+  session.set_uid(1002);
+  const AddressedMessages told = Tell(message);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0].message.refused().message(), ::testing::HasSubstr("that of uid 1001"));
+}
+
 // A job goes back in an epoch of its own, of which members hear with its plan. They must not stay
 // behind when the job ends before: what they say of the next one would be dropped as old.
 TEST_F(GroupJobReformTest, AnEpochThatWasRaisedIsToldWhateverBecomesOfWhatRaisedIt) {
