@@ -1,6 +1,7 @@
 #include "server/daemon/ended_jobs.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -80,14 +81,19 @@ void EndedJobs::Sweep(storage::Storage& storage) {
                     [](const storage::SnapshotEntry& one) { return one.unread(); })) {
       continue;
     }
-    // One that names no group is nobody's to remove.
-    if (newest->manifest.group() != places_.front().core.options.group_name) continue;
+    // One that names no group is nobody's to remove. What is newer than the newest whole one may be
+    // what another group has written, whose job goes on from that one.
+    const bool ours =
+        std::all_of(snapshots->begin(), std::next(newest), [&](const storage::SnapshotEntry& one) {
+          return store->GroupOf(one) == places_.front().core.options.group_name;
+        });
+    if (!ours) continue;
     const absl::Time written = WrittenAt(*newest);
     if (absl::Now() - written < absl::FromChrono(kept_)) continue;
     // The disk is slow, perhaps: a trainer may have come meanwhile.
     bool ended = true;
     const absl::Status removed =
-        store->RemoveUpTo(snapshots->front().id, [&] { return ended = HasEnded(job); });
+        store->RemoveUpTo(newest->id, [&] { return ended = HasEnded(job); });
     if (!ended) continue;
     if (!removed.ok()) {
       log::Warn("snapshots of an ended job were not removed", {{"job", job}, {"what", removed}});

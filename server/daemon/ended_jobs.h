@@ -1,8 +1,9 @@
 // Removes the snapshots of jobs that have ended, --snapshots_of_ended_jobs after the newest of them
-// was made. Node 0 does it, for the group, with snapshots of its own group alone: the newest of a
-// job says whose they are. A job has ended when no place of the group has it, and no trainer has
-// just asked for one. While a node or a place does not know what goes on, because the group forms,
-// nothing is removed; nor is anything of a job with a manifest that cannot be read.
+// was made. Node 0 does it, for the group, with snapshots of its own group alone: the newest whole
+// one of a job says whose they are, and all that is newer than it has to say the same. A job has
+// ended when no place of the group has it, and no trainer has just asked for one. While a node or a
+// place does not know what goes on, because the group forms, nothing is removed; nor is anything of
+// a job with a manifest that cannot be read.
 //
 // The work has a thread of its own, among those of the first place's snapshots: no save waits.
 //

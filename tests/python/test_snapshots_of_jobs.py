@@ -39,6 +39,11 @@ def test_snapshots_of_ended_jobs_go_by_age_and_those_of_others_stay(daemons, tmp
     assert '"group": "ours"' in manifest_of(tmp_path, "a-unread").read_text()
     manifest_of(tmp_path, "a-unread").write_text("{")
     unread.session.close()
+    # What is being written there may be another group's, which has gone on from ours.
+    begun = saved(address, "a-begun")
+    whole = manifest_of(tmp_path, "a-begun")
+    (tmp_path / "a-begun" / "step-000000000002.900.1").mkdir()
+    begun.session.close()
     lives = saved(address, "a-lives")
     saved(address, "a-waits").session.drop()
     saved(address, "ended").session.close()
@@ -54,6 +59,7 @@ def test_snapshots_of_ended_jobs_go_by_age_and_those_of_others_stay(daemons, tmp
     lives.session.close()
     for name in ("a-theirs", "a-unread", "run7"):
         assert manifest_of(tmp_path, name).exists()
+    assert whole.exists()
 
 
 def test_a_step_without_a_snapshot_is_no_broken_snapshot(daemons, tmp_path):
