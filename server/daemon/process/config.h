@@ -57,7 +57,7 @@ struct Config {
   int32_t nodes = 1;
   int32_t node_rank = 0;
   std::string coordinator;     // host:port of node 0; empty with one node
-  std::string group_name;      // the label of its metrics
+  std::string group_name;      // the label of its metrics, and whose its snapshots are
   std::string peer_listen;     // host:port; empty with one node
   std::string peer_advertise;  // host:port; port 0: the one that peer_listen was given
   std::string rail_address;    // host that lanes' peer groups listen on; empty with one node

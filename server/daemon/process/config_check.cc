@@ -287,10 +287,16 @@ class Checker {
     values.set_rail_address(config_.rail_address);
   }
 
-  // Which of several groups a metric is of, where all come to one monitor.
+  // Which of several groups a metric is of, where all come to one monitor, and whose snapshots are.
   void GroupName() {
     config::ConfigFile& values = config_.values;
     if (values.group_name().empty()) {
+      if (values.snapshots_of_ended_jobs() != "keep") {
+        Wrong("snapshots_of_ended_jobs", values.snapshots_of_ended_jobs(),
+              "needs --group_name: two groups may have one name by default, as those of one "
+              "loopback address or of containers with one host name, and each would remove the "
+              "other's snapshots");
+      }
       values.set_group_name(config_.nodes > 1 ? values.coordinator()
                                               : absl::StrCat(HostName(), ":", config_.socket));
     } else if (values.group_name().size() > kGroupNameMax ||

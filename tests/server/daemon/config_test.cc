@@ -476,16 +476,20 @@ TEST(ConfigTest, UsersShareJobsWhereTheyAreLetIn) {
 TEST(ConfigTest, SnapshotsOfEndedJobsStayOrGoAfterATime) {
   const TempDir dir;
   const std::string there = "--snapshot_dir=" + (dir / "a");
+  const std::string name = "--group_name=ours";
   EXPECT_EQ(LoadOk({there}).snapshots_of_ended_jobs.count(), 0);
-  EXPECT_EQ(LoadOk({there, "--snapshots_of_ended_jobs=30d"}).snapshots_of_ended_jobs,
+  EXPECT_EQ(LoadOk({there, name, "--snapshots_of_ended_jobs=30d"}).snapshots_of_ended_jobs,
             std::chrono::hours(720));
-  EXPECT_EQ(LoadOk({there, "--snapshots_of_ended_jobs=1h30m"}).snapshots_of_ended_jobs,
+  EXPECT_EQ(LoadOk({there, name, "--snapshots_of_ended_jobs=1h30m"}).snapshots_of_ended_jobs,
             std::chrono::minutes(90));
   for (const char* wrong : {"0", "-1d", "9000000d", "soon", "1dd"}) {
     EXPECT_THAT(Mistake({there, absl::StrCat("--snapshots_of_ended_jobs=", wrong)}),
                 HasSubstr("is neither keep nor a time"));
   }
   EXPECT_THAT(Mistake({"--snapshots_of_ended_jobs=1d"}), HasSubstr("needs --snapshot_dir"));
+  EXPECT_THAT(Mistake({there, "--snapshots_of_ended_jobs=1d"}),
+              HasSubstr("--snapshots_of_ended_jobs=1d needs --group_name"))
+      << "names by default collide";
 }
 
 TEST(ConfigTest, SocketGroupOpensTheSocketToTheGroup) {

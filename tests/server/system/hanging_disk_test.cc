@@ -181,7 +181,8 @@ TEST_P(NodesTest, AWriteThatHangsFailsItsSnapshotAndTrainingGoesOnAndLaterOnesWo
 
 // What removes an ended job's snapshots has as much time as it likes.
 TEST_F(HangingDiskTest, ASaveDoesNotWaitForTheRemovalOfAnEndedJobsSnapshots) {
-  StartDaemons(1, {"--snapshot_timeout=700ms", "--snapshots_of_ended_jobs=1s"});
+  StartDaemons(1,
+               {"--snapshot_timeout=700ms", "--snapshots_of_ended_jobs=1s", "--group_name=ours"});
   StartWorld();
   ASSERT_TRUE(world_->StepUntil(3));
   ASSERT_TRUE(WaitDurable(3));
