@@ -149,6 +149,20 @@ def test_whose_snapshots_are_that_cannot_be_read_is_not_guessed(daemons, tmp_pat
     assert User(0).join(address, "mine", 0, 1, resume="discard") == 0, "root may"
 
 
+def test_a_job_is_the_user_s_of_the_snapshot_it_goes_on_from(daemons, tmp_path):
+    address = start(daemons, 1, f"--snapshot_dir={tmp_path}")[0]
+    one = User(ONE)
+    save(one, address, "mine")
+    older = next((tmp_path / "mine").iterdir())
+    older.rename(tmp_path / older.name)
+    save(User(OTHER), address, "mine")
+    next((tmp_path / "mine").glob("*/lane-*.safetensors")).unlink()
+    (tmp_path / older.name).rename(tmp_path / "mine" / older.name)
+    root = User(0)
+    assert root.join(address, "mine", 0, 1, resume="require") == 1
+    assert owners(address) == {"mine": ONE}
+
+
 def test_users_share_jobs_where_the_daemon_says_so(daemons):
     address = start(daemons, 1, f"--job_uids={ONE},{OTHER}")[0]
     one, other = User(ONE), User(OTHER)

@@ -268,6 +268,8 @@ absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
                      scheduler::MessageOf(found.status()), "; docs/snapshots.md says what to do"));
   }
   if (!found->has_value()) return std::nullopt;
+  // Newer ones, which are broken, may name another.
+  if ((*found)->manifest.has_owner_uid()) opening.owner_uid = (*found)->manifest.owner_uid();
   return scheduler::ResumePoint{(*found)->manifest, (*found)->trainers};
 }
 
