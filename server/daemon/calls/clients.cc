@@ -87,8 +87,10 @@ void Clients::OnEnded(const scheduler::node::SessionEnded& ended) {
   if (found == clients_.end()) return;
   const Client client = std::move(found->second);
   clients_.erase(found);
-  processes_[client.rank] = {client.id, client.process};
-  if (!ended.told.has_value()) return attach_->Close(client.attach);
+  if (!ended.told.has_value()) {
+    processes_[client.rank] = {client.id, client.process};
+    return attach_->Close(client.attach);
+  }
   ended_.Keep(client.Key(), *ended.told);
   if (ended.told->ok()) return attach_->Close(client.attach);
   KeepRefusal(client.attach, client.nonce, *ended.told);

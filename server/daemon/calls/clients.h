@@ -139,7 +139,7 @@ class Clients {
   // Errors for sessions that ended with their job; OK: their trainers may begin anew.
   EndedSessions<absl::Status> ended_;
   EndedSessions<v1::CloseSessionReply> closed_;
-  // By rank: the last session that ended, and its process, which may still run.
+  // By rank: the last session that ended without a refusal, and its process, which may still run.
   std::map<int32_t, std::pair<uint64_t, TrainerProcessPtr>> processes_;
   std::map<int32_t, absl::Status> discard_refusals_;
 };
