@@ -104,7 +104,7 @@ class GrpcSocket {
   void OnReady(uint64_t id);
   void Refuse(absl::string_view why, const Origin& origin) DMUOND_REQUIRES(mutex_);
   void GiveToGrpc(Connection& connection, int number) DMUOND_REQUIRES(mutex_);
-  // Whether there may be some later.
+  // Returns whether strangers are left, so that it must be called again.
   bool DropStrangers();
   void Remove(uint64_t id) DMUOND_REQUIRES(mutex_);
   void End(uint64_t id) DMUOND_REQUIRES(mutex_);

@@ -282,7 +282,7 @@ class LoopServer final : public HttpServer {
     }
   }
 
-  // Whether there may be some later.
+  // Returns whether connections are left, so that it must be called again.
   bool EndOverdue() {
     const Clock::time_point now = Clock::now();
     std::vector<uint64_t> overdue;

@@ -104,7 +104,7 @@ constexpr int64_t kThreadsMax = 1 << 15;
 // For a connection to `.admin` on which no call is made.
 constexpr std::chrono::seconds kIdleFor{30};
 constexpr std::chrono::seconds kShutdownWithin{1};
-// Beside connections: lanes, memory, snapshots.
+// Descriptors that lanes, memory and snapshots take, beside those of connections.
 constexpr int64_t kOwnDescriptors = 512;
 
 DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const std::string& token,
@@ -289,7 +289,8 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
   return std::make_unique<SocketServer>(std::move(socket), nullptr, std::move(server));
 }
 
-// With all connections that one user may have, each of which takes two, and all of other daemons'.
+// Returns how many descriptors the daemon needs while one user has as many connections as it may,
+// each of which takes two, and all other daemons have theirs.
 int64_t DescriptorsWanted(const Config& config) {
   constexpr int64_t kOfConnection = 2;
   const int64_t of_user =
