@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cerrno>
+#include <optional>
+#include <utility>
 
 #include "server/common/log.h"
 
@@ -63,19 +65,32 @@ void AcceptLoop::AcceptSome(const Events& events) {
     wire::UniqueFd socket(::accept4(listener_, reinterpret_cast<sockaddr*>(&from), &size,
                                     SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
+      paused_ = false;
       events.on_connection(std::move(socket), from);
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      log::Warn("connection not accepted",
-                {{"socket", name_}, {"error", absl::ErrnoToStatus(errno, "accept").message()}});
-      accept_again_ = Clock::now() + kAgain;
-      Forget(listener_);
-      accepting_ = false;
+      Pause(absl::ErrnoToStatus(errno, "accept"));
+    } else {
+      paused_ = false;
     }
     return;
   }
+}
+
+void AcceptLoop::Pause(const absl::Status& why) {
+  const Clock::time_point now = Clock::now();
+  const bool said = std::exchange(paused_, true);
+  const std::optional<int64_t> before = said ? std::nullopt : pauses_.Now(now);
+  if (before.has_value()) {
+    log::Warn(
+        "no connection accepted; tried again until one is",
+        {{"socket", name_}, {"error", why.message()}, {"others_since_the_last_line", *before}});
+  }
+  accept_again_ = now + kAgain;
+  Forget(listener_);
+  accepting_ = false;
 }
 
 void AcceptLoop::Stop() {

@@ -1,12 +1,13 @@
 // What a thread does that accepts the connections of a listening socket: it waits for them, and for
 // what becomes of descriptors that its owner watches. Where no descriptor is left it accepts again
-// 100 ms later.
+// 100 ms later, again and again; the log says so once for each such pause.
 //
 //   auto loop = AcceptLoop::Make("metrics", listener);
 //   std::thread thread([&] { (*loop)->Run({.on_connection = …, .on_ready = …, .on_round = …}); });
 //   (*loop)->Stop();                                                  // then the thread's join()
 //
-// Threads: Run() is one's, which calls all events; the others are any's.
+// Threads: one thread calls Run(), which calls all events and alone may call NewId(); any thread
+// may call the other functions.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_ACCEPT_LOOP_H_
 #define DMUOND_SERVER_DAEMON_CALLS_ACCEPT_LOOP_H_
 
@@ -20,8 +21,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "server/common/seldom.h"
 
 namespace dmuond::server {
 
@@ -54,6 +57,7 @@ class AcceptLoop {
         wake_(std::move(wake)),
         events_(std::move(events)) {}
   void AcceptSome(const Events& events);
+  void Pause(const absl::Status& why);
 
   // Until it looks again, and accepts after running out of descriptors: the listener stays
   // readable.
@@ -66,6 +70,8 @@ class AcceptLoop {
   std::atomic<bool> stop_ = false;
   // ---- of the thread that runs it ----
   bool accepting_ = false;
+  bool paused_ = false;  // accept has failed, and has not worked since
+  Seldom pauses_;
   std::chrono::steady_clock::time_point accept_again_{};
   uint64_t next_id_ = 2;  // after those of the listener and of `wake_`
 };
