@@ -272,9 +272,10 @@ void SimulatedCoordinator::Tick() {
 
 // Places wait for longer than anybody here needs to come back to one.
 void SimulatedCoordinator::GaveUpAPlace(Simulation& job) {
-  const bool will_not_come = std::any_of(
-      job.trainers.begin(), job.trainers.end(),
-      [](const SimulatedTrainer* trainer) { return trainer->Rests() && !trainer->finished(); });
+  const bool will_not_come =
+      std::any_of(job.trainers.begin(), job.trainers.end(), [](const SimulatedTrainer* trainer) {
+        return (trainer->Rests() && !trainer->finished()) || trainer->comes_late();
+      });
   if (!will_not_come) job.Fail("a place was given up, and its replacement asks for it");
   job.disturbed = true;
 }

@@ -69,6 +69,7 @@ void SimulatedTrainer::Die(const std::string& why) {
 
 void SimulatedTrainer::StartAnew(bool discards) {
   simulation_.Trace("rank ", rank_.value(), " is started anew");
+  comes_late_ = ended_;
   alive_ = false;
   ended_ = false;
   finished_ = false;
@@ -117,6 +118,7 @@ void SimulatedTrainer::Open(uint64_t call) {
                                                  : v1::OpenSessionRequest::RESUME_IF_PRESENT);
   if (!opened) return AskAgain([this, call] { Open(call); });
   asked_since_ = -1;
+  comes_late_ = false;
   if (!opened->ok()) return Refused(opened->status());
   incarnation_ = (*opened)->incarnation;
   at_ = (*opened)->at;

@@ -41,6 +41,8 @@ class SimulatedTrainer {
   [[nodiscard]] bool Rests() const {
     return ended_ || finished_ || (alive_ && at_.step == hangs_at_);
   }
+  // Its place may be given up before it asks for it: it was empty long before its launcher began.
+  [[nodiscard]] bool comes_late() const { return comes_late_; }
   [[nodiscard]] bool finished() const { return finished_; }
   [[nodiscard]] std::string Describe() const;
 
@@ -69,6 +71,7 @@ class SimulatedTrainer {
   bool replaced_ = false;  // when it dies: somebody takes its place
   bool ended_ = false;     // for good, without having finished
   bool finished_ = false;
+  bool comes_late_ = false;
   bool lives_on_ = false;  // the process has trained before it opens this session
   int32_t restarts_ = 0;
   int32_t mistakes_ = 2;

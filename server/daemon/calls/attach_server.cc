@@ -296,9 +296,13 @@ void AttachServer::AcceptAll() {
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      log::Warn("attach connection not accepted",
-                {{"error", absl::ErrnoToStatus(errno, "accept").message()}});
-      accept_again_ = Clock::now() + kAcceptPause;
+      const absl::Status why = absl::ErrnoToStatus(errno, "accept");
+      const Clock::time_point now = Clock::now();
+      if (const std::optional<int64_t> before = pauses_.Now(now); before.has_value()) {
+        log::Warn("attach connection not accepted; tried again until one is",
+                  {{"error", why.message()}, {"others_since_the_last_line", *before}});
+      }
+      accept_again_ = now + kAcceptPause;
     }
     return;
   }

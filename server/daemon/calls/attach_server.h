@@ -112,6 +112,7 @@ class AttachServer {
   const wire::UniqueFd wake_;
   std::chrono::steady_clock::time_point accept_again_{};  // the thread's own
   Seldom refusals_;                                       // the thread's own
+  Seldom pauses_;                                         // of accepting; the thread's own
 
   Mutex mutex_;
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
