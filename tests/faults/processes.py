@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -235,7 +236,10 @@ class Group:
         self.coordinator = f"127.0.0.1:{free_port()}"
         self.machine = {}  # in the environment of every process
         self.of_trainers: dict[str, str] = {}  # in that of trainers
-        self.lane_program = program("dmuond-lane-fake" if shape.device == "cuda" else "dmuond-lane")
+        self._whole_program = program(
+            "dmuond-lane-fake" if shape.device == "cuda" else "dmuond-lane"
+        )
+        self.lane_program = self._whole_program
         if shape.device == "cuda":
             self.machine = {
                 "LD_LIBRARY_PATH": str(program("dmuond").parents[1] / "fake_cuda"),
@@ -246,14 +250,19 @@ class Group:
 
     def copy_lane_program(self) -> None:
         """Daemons that start from now on have a program for lanes that can be replaced."""
-        self.lane_program = Path(shutil.copy(self.lane_program, self.loop.folder))
+        folder = Path(tempfile.mkdtemp(prefix="lane-", dir=self.loop.folder))
+        self.lane_program = Path(shutil.copy(self._whole_program, folder))
 
     def replace_lane_program(self) -> None:
-        """As an upgrade does it, by one that does nothing."""
+        """As an upgrade does it, by one that does nothing.
+
+        Daemons that start later have a whole one: else no successor starts.
+        """
         other = self.lane_program.with_suffix(".new")
         other.write_text("#!/bin/sh\nexit 7\n")
         other.chmod(0o755)
         other.rename(self.lane_program)
+        self.copy_lane_program()
 
     def machine_of(self, node: int) -> dict[str, str]:
         """A node sees GPUs of its own, as in a container."""

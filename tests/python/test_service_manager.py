@@ -10,9 +10,8 @@ from pathlib import Path
 
 import dmuond
 import pytest
-from daemons import lane_pids, program
+from daemons import HANGS_AFTER_S, lane_pids, program
 from test_core_client import scalars, two_matrices
-from test_programs import WITHIN_S
 
 WATCHDOG_S = 0.3
 
@@ -25,7 +24,7 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + name[1:] if name.startswith("@") else name)
 
-    def hear(self, timeout_s: float = WITHIN_S) -> str | None:
+    def hear(self, timeout_s: float = HANGS_AFTER_S) -> str | None:
         """None: nothing came."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -106,7 +105,7 @@ def test_it_is_told_that_the_daemon_serves_and_that_it_leaves(daemons, manager) 
         assert "NOTIFY_SOCKET" not in environment_of(lane)
     daemon.process.send_signal(signal.SIGTERM)
     assert manager.hear() == "STOPPING=1"
-    assert daemon.process.wait(WITHIN_S) == 0
+    assert daemon.process.wait(HANGS_AFTER_S) == 0
     assert manager.hear(0) is None  # no word for a watchdog that there is not
 
 
@@ -123,7 +122,7 @@ def test_the_watchdog_hears_of_a_daemon_whose_core_turns_alone(daemons, manager,
         holder.hold.set()  # at the next attempt, under the core's lock
         stepping = threading.Thread(target=session.step, args=(scalars(),))
         stepping.start()
-        assert holder.held.wait(WITHIN_S)
+        assert holder.held.wait(HANGS_AFTER_S)
         manager.hear(WATCHDOG_S)  # one may have been on its way
         manager.drain()
         assert manager.hear(3 * WATCHDOG_S) is None
