@@ -1,4 +1,4 @@
-// What a function does that calls another one, and passes its error on.
+// Macros for a function that returns a status: they call another one, and return its error.
 // Example:
 //   absl::Status Start(const Options& options) {
 //     RETURN_IF_ERROR(Check(options));

@@ -109,10 +109,10 @@ absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
       if (FindIn(known.bits, module.name()) == nullptr) *known.bits.add_modules() = module;
     }
     // The job's build is here again: what was refused before can no longer be accepted.
-    for (Place& place : lanes_) place.known.refused.Clear();
+    ForgetRefused();
     return absl::OkStatus();
   }
-  for (Place& place : lanes_) place.known.refused.Clear();
+  ForgetRefused();
   known.refused = bits;
   return Error(
       absl::StatusCode::kFailedPrecondition, "LANE_DIFFERS",
@@ -121,6 +121,10 @@ absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
           ", and the job began with ", Named("began", differences.front().began),
           ". Install that again, and the job goes on; with `dmuonctl job accept-lanes` on this "
           "node, or a daemon that is started again, it goes on with what is installed then"));
+}
+
+void LaneSet::ForgetRefused() {
+  for (Place& place : lanes_) place.known.refused.Clear();
 }
 
 bool LaneSet::refused() const {
@@ -163,7 +167,7 @@ bool LaneSet::OnReady(LaneIndex lane, std::string device) {
   known.state = State::kReady;
   known.device = std::move(device);
   if (!all_ready()) return false;
-  for (Place& place : lanes_) place.known.refused.Clear();
+  ForgetRefused();
   return true;
 }
 

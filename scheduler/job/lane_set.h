@@ -180,7 +180,8 @@ class LaneSet {
     std::optional<TimePoint> condemned_at;  // nullopt: it is not, or only its record says so
   };
   [[nodiscard]] Place& At(LaneIndex lane) { return lanes_[lane.value()]; }
-  // In what a process in this place that has `bits` differs from those that the job has had.
+  void ForgetRefused();  // no lane's bits can be accepted any more
+  // How `bits` of a process in this place differ from those that the job has had.
   [[nodiscard]] std::vector<BitsDifference> Differences(LaneIndex lane,
                                                         const v1::LaneBits& bits) const;
 

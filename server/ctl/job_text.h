@@ -10,7 +10,7 @@ namespace dmuond::server::ctl {
 
 // Several lines: state, counters, the last step's times, the trainers.
 [[nodiscard]] std::string JobText(const v1::JobStatus& job);
-// What came of a check of all copies: a line, and a table of what differs.
+// The result of a check of all copies: a line, and a table of the copies that differ.
 [[nodiscard]] std::string CheckText(const v1::CheckDone& check);
 // "committed, durable": "7, 5" or "7, none".
 [[nodiscard]] std::string DurableStep(const v1::JobStatus& job);

@@ -1,27 +1,19 @@
 // The node's part in checks of all copies: it gathers what its lanes tell, and keeps what came of
 // the newest check.
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/log.h"
 #include "server/daemon/core.h"
 
 namespace dmuond::server {
-namespace {
-
-int64_t UnixMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 void Core::BeginCheck(const v1::CheckExtracts& order) {
   extracts_.Clear();
@@ -62,7 +54,7 @@ void Core::OnCheckDone(const v1::CheckDone& done) {
   mutex.Changed();
   if (!job.exists()) return;
   if (last_check.job != job.number()) last_check = {job.number(), {}};
-  last_check.check.set_unix_ms(UnixMs());
+  last_check.check.set_unix_ms(absl::ToUnixMillis(absl::Now()));
   *last_check.check.mutable_result() = done;
   last_check.check.mutable_result()->clear_requests();
   if (!done.error().empty()) {

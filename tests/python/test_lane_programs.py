@@ -83,14 +83,20 @@ def loaded(name: str) -> str:
     return re.search(rf"{name}\S* => (\S+)", said).group(1)
 
 
+def held_at_step_10(daemons, libraries: Path, *flags: str):
+    """Address, daemon and trainer of a job whose lanes look for libraries there first."""
+    environment = {"LD_LIBRARY_PATH": str(libraries)}
+    (address,) = daemons.start(1, 1, *flags, environments=[environment])
+    trainer = Survivor(address, 0, 1, STEPS, hold=10)
+    trainer.wait_for(10)
+    return address, daemons.members[0], trainer
+
+
 def test_a_library_that_was_replaced_is_refused_until_it_is_back_or_accepted(
     daemons, tmp_path, undisturbed
 ):
     library = Library(loaded("libopenblas"), tmp_path)
-    (address,) = daemons.start(1, 1, environments=[{"LD_LIBRARY_PATH": str(tmp_path)}])
-    (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS, hold=10)
-    trainer.wait_for(10)
+    address, daemon, trainer = held_at_step_10(daemons, tmp_path)
     assert findings(address)["lanes' files"]["verdict"] == "ok"
     refused = dmuonctl(address, "job", "accept-lanes", "default")
     assert refused.returncode == 1 and "LANES_NOT_REFUSED" in refused.stderr
@@ -124,10 +130,7 @@ def test_another_build_of_libm_with_the_same_results_keeps_no_lane_from_starting
     daemons, tmp_path, undisturbed
 ):
     library = Library(loaded("libm.so"), tmp_path)
-    (address,) = daemons.start(1, 1, environments=[{"LD_LIBRARY_PATH": str(tmp_path)}])
-    (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS, hold=10)
-    trainer.wait_for(10)
+    address, daemon, trainer = held_at_step_10(daemons, tmp_path)
     adjusted = [
         int(Path(f"/proc/{pid}/oom_score_adj").read_text())
         for pid in (daemon.process.pid, lane_pids(daemon.process.pid)[0])
@@ -197,17 +200,13 @@ exec {program("dmuond-lane")} "$@"
 
 def test_a_parked_job_that_is_saved_is_left_at_once(daemons, tmp_path):
     library = Library(loaded("libopenblas"), tmp_path)
-    (address,) = daemons.start(
-        1,
-        1,
+    address, daemon, trainer = held_at_step_10(
+        daemons,
+        tmp_path,
         f"--snapshot_dir={tmp_path / 'snapshots'}",
         "--snapshot_every_steps=0",
         "--register_timeout=1s",
-        environments=[{"LD_LIBRARY_PATH": str(tmp_path)}],
     )
-    (daemon,) = daemons.members
-    trainer = Survivor(address, 0, 1, STEPS, hold=10)
-    trainer.wait_for(10)
     trainer.process.send_signal(signal.SIGSTOP)
     for _ in range(2):  # the first may be of the step before the one in flight
         assert dmuonctl(address, "snapshot", "save").returncode == 0

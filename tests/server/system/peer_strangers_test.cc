@@ -608,6 +608,15 @@ class FalseOwner final : public v1::Direct::Service {
     return grpc::Status::OK;
   }
 
+  // The group of the calls has formed, with this one as node 1.
+  void Join(server::DirectCalls& calls) const {
+    v1::JoinReply formed;
+    formed.set_epoch(1);
+    formed.add_peer_addresses("127.0.0.1:9");
+    formed.add_peer_addresses(address());
+    calls.OnFormed(formed);
+  }
+
  private:
   const server::TcpListener listener_;
   std::unique_ptr<grpc::Server> server_;
@@ -618,11 +627,7 @@ TEST(PeerStrangersCallsTest, WhoAnswersInAnotherNodesPlaceIsNotBelieved) {
   PeerClient self(0);
   PeerClient other(1);
   server::DirectCalls calls(0, 2, self.connections(), server::PeerSecret(kGroupSecret));
-  v1::JoinReply formed;
-  formed.set_epoch(1);
-  formed.add_peer_addresses("127.0.0.1:9");
-  formed.add_peer_addresses(stranger.address());
-  calls.OnFormed(formed);
+  stranger.Join(calls);
   for (server::PeerConnections* end :
        {static_cast<server::PeerConnections*>(nullptr), &other.connections()}) {
     std::thread takes([&] { stranger.TakeOne(end); });
@@ -641,11 +646,7 @@ TEST(PeerStrangersCallsTest, CallsThatComeAtOnceShareOneConnectionAndTooManyAreR
   PeerClient self(0);
   PeerClient other(1);
   server::DirectCalls calls(0, 2, self.connections(), server::PeerSecret(kGroupSecret));
-  v1::JoinReply formed;
-  formed.set_epoch(1);
-  formed.add_peer_addresses("127.0.0.1:9");
-  formed.add_peer_addresses(owner.address());
-  calls.OnFormed(formed);
+  owner.Join(calls);
   std::mutex mutex;
   std::condition_variable refused_one;
   int refused = 0;
